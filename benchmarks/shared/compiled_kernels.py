@@ -43,7 +43,7 @@ MOST_SPILLED = 64
 MOST_SPILLED_BY_ATTENTION = 320
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
-HEAD_DIMS, ATTENTION_ROWS, GROUPS = (64, 80, 128, 256), (1, 8, 64, 300), 4
+HEAD_DIMS, ATTENTION_ROWS, ROWS_AFTER_LONG, GROUPS = (64, 80, 128, 256), (1, 8, 64, 300), 64, 4
 PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
 MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
@@ -183,8 +183,8 @@ def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
     types = _attention_types(dtype)
     for head_dim in HEAD_DIMS:
         width = power_of_two(head_dim)
-        for rows in ATTENTION_ROWS:
-            tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory)
+        for rows, is_long in [*((rows, False) for rows in ATTENTION_ROWS), (ROWS_AFTER_LONG, True)]:
+            tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
             shared: dict[str, Any] = {
                 "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": head_dim, "WINDOW": 4096, "SOFTCAP": 50.0, "PAGE": 256,
                 "BLOCK_D": width,
@@ -195,7 +195,8 @@ def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
                 "ROWS": tile.rows, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "SPLITS": splits, "MERGED": merged,
             }  # fmt: skip
             yield Variant(
-                f"attention, heads of {head_dim}, {rows} rows", attention_kernels.attend, types, own, tile.warps,
+                f"attention, heads of {head_dim}, {rows} rows{' after a long prefix' if is_long else ''}",
+                attention_kernels.attend, types, own, tile.warps,
                 tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
             )  # fmt: skip
             if rows == ATTENTION_ROWS[0]:
