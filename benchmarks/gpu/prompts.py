@@ -114,8 +114,8 @@ def write(folder: Path, shape: str, num_rows: int, samples: list[PromptSample]) 
     summary = "no function ran, as there is no GPU"
     if best is not None:
         own = next(one.ms for one in ran if (one.layer, one.cached, one.function) == (best.layer, best.cached, OWN))
-        beside = "the only one that ran" if best.function == OWN else f"{OWN} {own:.2f} ms"
-        summary = f"{num_rows:,} rows after {best.cached:,} tokens: {best.function} {best.ms:.2f} ms, {beside}"
+        others = "the only one that ran" if best.function == OWN else f"{OWN} {own:.2f} ms"
+        summary = f"{num_rows:,} rows after {best.cached:,} tokens: {best.function} {best.ms:.2f} ms, {others}"
     data = {"summary": summary, "shape": shape, "rows": num_rows, "samples": [vars(one) for one in samples]}
     (folder / "prompts.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     columns = ["layer", "cached", "function", "ms", "TFLOP/s"]

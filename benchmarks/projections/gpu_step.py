@@ -55,8 +55,8 @@ def main() -> None:
         f"and {H200.tflops} TFLOP/s in the data sheet; {SHARE_OF_BANDWIDTH:.0%} and {SHARE_OF_FLOPS:.0%} are taken.",
         f"Products of up to {FEW_ROWS} rows read at {SHARE_AT_FEW_ROWS:.0%} of the bandwidth, those of {MANY_ROWS} and "
         f"more at {SHARE_AT_MANY_ROWS:.0%}.",
-        f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us; one of attention takes "
-        f"{ATTENTION_US:g} us and as long as its bytes. These figures are from one H200.",
+        f"A kernel takes as long as its bytes or its operations, and at least {LEAST_US:g} us; one of attention "
+        f"takes {ATTENTION_US:g} us and the time of its bytes. These figures are from one H200.",
         "The graph alone: neither the copy of inputs, nor sampling, nor the host.",
     ]
     columns = ["rows", "forward", "kernels of", "launches", "GB moved", "TFLOP", "estimated ms"]

@@ -30,8 +30,8 @@ from lp.model.program.steps import Value
 # From the start of a small kernel in a graph to the start of the next one that waits for it: what an H200's step of
 # Llama 3.1 8B leaves for each of its 129 fused stages (benchmarks/results/gpu-speed.md).
 LEAST_US = 2.0
-# A kernel of attention beside reading, most of which is waiting for its first pages: as measured on an H200 with one
-# row (docs/log/kernels.md).
+# The time of an attention kernel without that of its bytes, most of which is waiting for its first pages: as measured
+# on an H200 with one row (docs/log/kernels.md).
 ATTENTION_US = 11.0
 # Products of up to so many rows read weights at one share of the data sheet's bandwidth, and those of so many at
 # another one, as measured on an H200 (benchmarks/results/gpu-speed-before.md).

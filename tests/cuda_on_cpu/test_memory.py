@@ -90,7 +90,7 @@ def test_auto_is_what_the_weights_leave(folders: Folders, cuda: None, monkeypatc
 def test_a_small_model_leaves_memory_that_it_cannot_use(
     folders: Folders, cuda: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With "auto", no more is taken than 256 sequences of the whole context can fill."""
+    """The arena of "auto" is no larger than 256 sequences of the whole context can fill."""
     with caplog.at_level(logging.INFO, "lookahead"):
         engine = Engine.from_pretrained(str(folders["llama"]), device="cuda", step_times="off")
     memory = engine.checkpoint.model.memory

@@ -27,7 +27,7 @@ from parallel.groups.worker import run_engine
 # A busy machine: a step of one row seemed to take long, and one of many rows no longer.
 BUSY = StepTimes((1, 2, 4, 8, 16, 32, 64), (0.1, 0.101, 0.101, 0.101, 0.101, 0.101, 0.102))
 # What a row really adds to a step: more than what other processes add to one. By a clock of the test's own, a step
-# takes STEP_S beside.
+# takes STEP_S more.
 ROW_S, STEP_S = 0.0005, 0.002
 # With a seed, since windows are filled by it.
 GREEDY = Sampling(temperature=0.0, seed=1)
@@ -99,7 +99,6 @@ def kept() -> list[StepTimes]:
 def engine(llama: Engine, kept: list[StepTimes]) -> tuple[Engine, Slow]:
     runner = Slow(llama.checkpoint.model)
     made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
-    made.request_builder.sampling.temperature = 0.0
     return made, runner
 
 
@@ -120,7 +119,6 @@ def test_figures_of_a_busy_machine_do_not_decide_for_ever(
     runner: SlowByItsOwnClock, kept: list[StepTimes], llama: Engine
 ) -> None:
     made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
-    made.request_builder.sampling.temperature = 0.0
     script = Script(requests(made, 4))
     run_engine(made, Channel(LocalExchange()), script, script.emit)
     assert kept and made.history.step_times == kept[-1] and kept[-1].num_steps > 0
@@ -137,14 +135,14 @@ def test_figures_of_a_busy_machine_do_not_decide_for_ever(
 
 
 def test_an_idle_engine_tries_single_steps_until_it_knows_enough(
-    runner: SlowByItsOwnClock, kept: list[StepTimes], llama: Engine
+    engine: tuple[Engine, Slow], kept: list[StepTimes]
 ) -> None:
-    made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
+    made, runner = engine
     script = Script(requests(made, 1, num_tokens=4), num_idle=200)
     run_engine(made, Channel(LocalExchange()), script, script.emit)
     assert made.next_trial() is None and set(runner.rows) >= set(BUSY.rows)
     assert runner.cache_bytes == 0, "nothing is left of the sequence that was tried"
-    assert len(runner.rows) < 60 and kept[-1].at(64) > 1.2 * kept[-1].at(4), "it was 1.01 times"
+    assert len(runner.rows) < 60 and kept[-1].at(64) > 3 * kept[-1].at(4)
 
 
 def test_a_request_ends_trials(engine: tuple[Engine, Slow]) -> None:
