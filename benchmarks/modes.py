@@ -38,12 +38,13 @@ from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US
 from benchmarks.projections.virtual_engine import CommunicationTimes, virtual_engine
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
-from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
+from benchmarks.shared.options import add_output, add_stored, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
 from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import DTYPES, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
+from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
 from parallel.build import MeshTopology, check
 from parallel.mesh import Mode, ParallelSettings, make_mesh, open_store
@@ -132,7 +133,7 @@ def main() -> None:
     name = Path(arguments.model).name.removesuffix(".gguf")
     publish(
         arguments.output,
-        f"modes-{name}-{arguments.dtype}-{'-'.join(map(str, arguments.ranks))}-ranks",
+        f"modes-{name}-{arguments.dtype}{'-stored' * arguments.stored}-{'-'.join(map(str, arguments.ranks))}-ranks",
         f"Modes of parallelism on {' and '.join(map(str, arguments.ranks))} ranks: {name}, {arguments.dtype}",
         found.describe(),
         found.to_json(),
@@ -151,7 +152,9 @@ def key_of(layout: Layout) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default="smollm2", help="smollm2 or a checkpoint folder (default %(default)s)")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, gemma3-270m or a checkpoint folder (default %(default)s)"
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default %(default)s")
     parser.add_argument("--ranks", type=ascending_numbers, default=[2, 4], help="numbers of ranks (default 2,4)")
     parser.add_argument(
@@ -172,6 +175,7 @@ def parse_arguments() -> argparse.Namespace:
         "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
         help="modelled: of a sum over the ranks of tp (default %(default)g, as measured)",
     )  # fmt: skip
+    add_stored(parser)
     add_output(parser)
     arguments = parse(parser)
     if arguments.ranks[0] < 2 or arguments.rounds < 1:
@@ -180,6 +184,8 @@ def parse_arguments() -> argparse.Namespace:
     if unknown := sorted(set(arguments.modes) - set(MODES)):
         parser.error(f"--modes {unknown[0]} is unknown; use {', '.join(MODES)}")
     arguments.model = find_model(arguments.model)
+    if not arguments.stored:
+        arguments.model = unpacked_folder(arguments.model)
     return arguments
 
 

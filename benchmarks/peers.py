@@ -33,7 +33,7 @@ from benchmarks.peer_engines.llama_weights import TYPES, make_weights
 from benchmarks.peer_engines.transformers_engine import transformers_peers
 from benchmarks.shared.categories import CategoryPrompt, read_categories
 from benchmarks.shared.decoded_texts import generate_tokens
-from benchmarks.shared.options import add_output, add_threads, make_parser, parse
+from benchmarks.shared.options import add_output, add_stored, add_threads, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.steps.machine_rates import RateGauge
 from launch.config import resources
@@ -91,9 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", nargs="+", default=list(TYPES), choices=DTYPES, help="number formats (default float32 bfloat16)"
     )
-    parser.add_argument(
-        "--stored", action="store_true", help="weights as the GGUF file has them, instead of copies in each format"
-    )
+    add_stored(parser)
     parser.add_argument("--engines", nargs="+", default=FAMILIES, choices=FAMILIES, help="default all")
     parser.add_argument(
         "--compile", default="auto", choices=list(CompileMode), help="our compiled forward (default %(default)s)"

@@ -15,6 +15,8 @@ from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
 from lp.runner.step_times.measure import StepTimesSource
 
+DOWNLOADED = {"smollm2": resources.SMOLLM2, "gemma3-270m": resources.GEMMA3}
+
 
 def read_problems(settings: WorkloadSettings) -> list[Problem]:
     """The problems of a workload. Ends the program with a message, which names the line, if its file is malformed."""
@@ -33,12 +35,12 @@ def read_prompts(path: str | None, limit: int) -> list[str]:
 
 
 def find_model(name: str) -> str:
-    """The path of the model that an option names: smollm2, which is downloaded once, or a folder.
+    """The path of the model that an option names: smollm2 or gemma3-270m, which are downloaded once, or a folder.
 
     Ends the program with a message if it cannot be had.
     """
     try:
-        return resources.resolve(resources.SMOLLM2 if name == "smollm2" else name)
+        return resources.resolve(DOWNLOADED.get(name, name))
     except ValueError as error:
         raise SystemExit(str(error)) from None
 

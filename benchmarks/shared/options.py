@@ -70,6 +70,12 @@ def add_decoded_texts(parser: argparse.ArgumentParser, limit: int, max_new_token
     )
 
 
+def add_stored(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stored", action="store_true", help="weights as the GGUF file has them, instead of copies in the format"
+    )
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
