@@ -11,12 +11,15 @@ from typing import Any
 
 from benchmarks.shared.decoded_texts import GENERATE
 from lp.methods.registry import METHODS, from_dict
+from lp.model.quantization.quantize import Weights
 from lp.model.second_model import SecondModel
 from lp.request import DecodingMethod
 
 
 def second_model(path: str) -> SecondModel:
-    """The checkpoint at a path, or, for a number, so many of the first layers of the model itself."""
+    """The checkpoint at a path. int4 and int8: the model itself in so many bits. A number: so many of its layers."""
+    if path in (Weights.int4, Weights.int8):
+        return SecondModel(weights=Weights(path))
     return SecondModel(layers=int(path)) if path.isdecimal() else SecondModel(path)
 
 

@@ -81,7 +81,7 @@ class Supervisor:
         model = settings.model
         known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
-        second = settings.second_models()
+        second = settings.second_models(is_alone=False)
         for extension in second:
             extension.check(known)
         roles = [extension.role for extension in second]

@@ -29,7 +29,7 @@ from lp.request import DecodeLimits, DecodingMethod, ModelTraits
 from lp.runner.runner import Runner
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.calibrate import Broadcast, StepTimesFile, resolve_step_times
-from lp.runner.step_times.measure import StepTimesSource
+from lp.runner.step_times.measure import StepTimesSource, measure_relative_costs
 from lp.sampling.settings import Sampling
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
@@ -69,10 +69,10 @@ class EngineSettings:
     draft: SecondModel = field(default_factory=SecondModel)
     second: SecondModel = field(default_factory=SecondModel)
 
-    def second_models(self) -> list[SecondModelExtension]:
-        """Those that are to be loaded. Their roles are the names of their settings."""
+    def second_models(self, is_alone: bool) -> list[SecondModelExtension]:
+        """Those that are to be loaded. Their roles are the names of their settings. is_alone: see Topology."""
         named, kind = {DRAFT: self.draft, SECOND: self.second}, self.attention.kind
-        return [SecondModelExtension(role, one, kind) for role, one in named.items() if one.is_there]
+        return [SecondModelExtension(role, one, kind, is_alone) for role, one in named.items() if one.is_there]
 
 
 class Topology(Protocol):
@@ -266,7 +266,7 @@ class EngineParts(NamedTuple):
 
 def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     """See `Engine.assemble`."""
-    second_models = settings.second_models()
+    second_models = settings.second_models(place.is_alone)
     roles = [one.role for one in second_models]
     decode = settings.decode or DEFAULT()
     decode.check(settings.limits)  # at once, not after minutes of loading
@@ -287,12 +287,16 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
         log.info("%s", budget.describe())
     for model in checkpoint.models:
         model.memory.limit(budget.num_pages)  # ranks of one replica must evict alike
-    for second in second_models:
-        second.relative_cost = place.least(max(1, round(1000 * second.relative_cost))) / 1000
     require_same_files(index, corpus, place.broadcast(digests_of(index, corpus)))
     require_same_heads(checkpoint, place.broadcast(checkpoint.heads_digest))
     require_on_all(place.least)
     times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.broadcast)
+    for second in second_models:
+        if times and second.role == DRAFT and second.model:
+            costs = measure_relative_costs(runner, checkpoint.model, second.model, place.broadcast)
+            second.relative_cost, second.relative_row_cost = costs
+        second.relative_cost = place.least(max(1, round(1000 * second.relative_cost))) / 1000
+        second.relative_row_cost = place.least(round(1000 * second.relative_row_cost)) / 1000
     keep = None
     if times and place.is_leader and settings.step_times.learns:
         keep = step_times_file(request_builder, checkpoint.model, place.mode).keep

@@ -87,6 +87,8 @@ class Engine:
     def _serve_with(self, runner: Runner, step_times: StepTimes | None, budget: KVBudget) -> None:
         """Begins to serve with a runner, without any request."""
         self.runner, self.request_builder.budget = runner, budget
+        for extension in self.checkpoint.extensions.values():
+            extension.find_cache = runner.find_cache if extension.shares_cache else None
         if step_times is not None:
             runner.use_times(step_times)
         self.learner = step_times and StepTimesLearner(step_times, runner.num_parts)

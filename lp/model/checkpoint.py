@@ -37,7 +37,7 @@ from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
 from lp.model.quantization.parameter import keep_unpacked
-from lp.model.quantization.quantize import Weights, read_and_quantize
+from lp.model.quantization.quantize import MODEL_WEIGHTS, Weights, read_and_quantize
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -99,8 +99,9 @@ class Checkpoint(CheckpointInfo):
 
     @property
     def models(self) -> list[CausalModel]:
-        """The main model, and all others that have keys and values."""
-        return [self.model, *(one.model for one in self.extensions.values() if one.model)]
+        """The main model, and all others that have caches of their own."""
+        own = [one.model for one in self.extensions.values() if one.model and not one.shares_cache]
+        return [self.model, *own]
 
 
 def pick_device(device: str) -> torch.device:
@@ -185,7 +186,9 @@ def load(
         num_parts = group.num_ranks if group else 1
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
     if settings.weights is not Weights.auto:
-        reading = partial(read_and_quantize, weights=settings.weights, probes=text_probes(known.tokenizer))
+        reading = partial(
+            read_and_quantize, weights=settings.weights, probes=text_probes(known.tokenizer), setting=MODEL_WEIGHTS
+        )
     else:
         reading = reader or read_whole
     model, layers = reading(known.path, known.config, dtype, device)
@@ -244,15 +247,7 @@ def _check_weights(weights: Weights, known: CheckpointInfo, is_whole: bool, devi
     """Raises ValueError for weights that cannot be quantised when they are read."""
     if weights is Weights.auto:
         return
-    if (method := find_method(known.config)) is not None:
-        raise ValueError(
-            f"model.weights={weights}: the checkpoint is quantised already ({method.name}); use model.weights=auto"
-        )
-    if linked_file(known.path) is not None:
-        raise ValueError(
-            f"model.weights={weights}: the weights of a GGUF file are read as they are; use model.weights=auto, or a "
-            "checkpoint in safetensors"
-        )
+    check_can_quantize(known, f"model.weights={weights}", "model.weights=auto")
     if not is_whole:
         raise ValueError(
             f"model.weights={weights} is for ranks that hold the whole model; use parallel=single or parallel=lp, or "
@@ -260,6 +255,16 @@ def _check_weights(weights: Weights, known: CheckpointInfo, is_whole: bool, devi
         )
     if device.type != "cpu":
         raise ValueError(f"model.weights={weights} is for CPUs; use model.weights=auto, with model.dtype=bfloat16")
+
+
+def check_can_quantize(known: CheckpointInfo, setting: str, remedy: str) -> None:
+    """Raises ValueError for a checkpoint whose weights are quantised already. setting, remedy: as a user gives them."""
+    if (method := find_method(known.config)) is not None:
+        raise ValueError(f"{setting}: the checkpoint is quantised already ({method.name}); use {remedy}")
+    if linked_file(known.path) is not None:
+        raise ValueError(
+            f"{setting}: the weights of a GGUF file are read as they are; use {remedy}, or a checkpoint in safetensors"
+        )
 
 
 def _make_fast(

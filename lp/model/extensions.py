@@ -6,23 +6,36 @@ Every rank holds it whole, whatever part of the main model it holds, so nothing 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.compilation import CompileMode
+
+# See Runner.find_cache.
+FindCache = Callable[[str, list[int]], KVCache | None]
 
 
 class Extension(ABC):
     """What is loaded with a checkpoint for some methods.
 
-    role: by which methods find it, such as draft. model: with keys and values of its own, which share the main model's
-    memory; None for heads. relative_cost: about the seconds of a forward of it, divided by those of this rank's forward
-    of the main model. The ranks of a run agree on the least.
+    role: by which methods find it, such as draft. model: with keys and values; None for heads. shares_cache: whether
+    these lie in the main model's caches. find_cache: finds the main model's cache of a sequence by its id and tokens,
+    if it is shared. relative_cost, relative_row_cost: about the seconds of a forward of it with
+    one row, and of each further row, divided by those of this rank's forward of the main model. The ranks of a run
+    agree on the least.
     """
 
     role: str
     model: CausalModel | None = None
+    find_cache: FindCache | None = None
     relative_cost: float = 0.0
+    relative_row_cost: float = 0.0
+
+    @property
+    def shares_cache(self) -> bool:
+        return False
 
     @abstractmethod
     def check(self, known: CheckpointInfo) -> None:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedConfig
 
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import read_whole
+from lp.model.checkpoint import check_can_quantize, read_whole
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError
 from lp.model.exactness import check_tree
-from lp.model.extensions import Extension
+from lp.model.extensions import Extension, FindCache
 from lp.model.kernels import AttentionKind
 from lp.model.memory import check_fits
 from lp.model.probes import text_probes
+from lp.model.quantization.quantize import Weights, read_and_quantize
 from lp.model.reference import Reference
 from lp.platform.disk_cache import folder
 
@@ -33,29 +34,42 @@ SECOND = "second"
 class SecondModel:
     """The settings of a second model.
 
-    path: folder, GGUF file or hub id of a model with the main model's vocabulary; empty is none. layers: instead of
-    another model, so many first layers of the main model; 0 is none.
+    path: folder, GGUF file or hub id of a model with the main model's vocabulary; empty is the main model itself.
+    layers: of the main model, so many first layers; 0 is all of them. weights: how those of the second model are kept;
+    see Weights. The main model itself, with all of its layers and in its own format, is no second model.
     """
 
     path: str = ""
     layers: int = 0
+    weights: Weights = Weights.auto
 
     @property
     def is_there(self) -> bool:
-        return bool(self.path or self.layers)
+        return bool(self.path or self.layers or self.weights is not Weights.auto)
 
 
 @dataclass
 class SecondModelExtension(Extension):
-    """A second model. role: DRAFT or SECOND."""
+    """A second model. role: DRAFT or SECOND. is_alone: whether no other ranks serve the main model."""
 
     role: str
     settings: SecondModel
     attention: AttentionKind = AttentionKind.auto
+    is_alone: bool = False
     model: CausalModel | None = None
+    find_cache: FindCache | None = None
     relative_cost: float = 0.0
+    relative_row_cost: float = 0.0
     _own: CheckpointInfo | None = None
     _references: list[Reference] = field(default_factory=list)
+
+    @property
+    def shares_cache(self) -> bool:
+        """Only where every token of a text is computed by the main model in one piece: the ranks of a group would hold
+        different tokens, and draft different ones.
+        """
+        is_whole = not self.settings.path and not self.settings.layers
+        return self.role == DRAFT and is_whole and self.is_alone
 
     def check(self, known: CheckpointInfo) -> None:
         self._own = self._read_info(known)
@@ -63,16 +77,25 @@ class SecondModelExtension(Extension):
     def load(self, main: CausalModel, known: CheckpointInfo) -> None:
         own = self._own
         assert own is not None, "it is checked first"
-        config = own.config if self.settings.path else with_first_layers(own.config, self.settings.layers, self.role)
-        check_fits(own.path, config, main.dtype, main.device, own.max_length)
-        model, layers = read_whole(own.path, config, main.dtype, main.device)
+        config, weights = own.config, self.settings.weights
+        if self.settings.layers:
+            config = with_first_layers(config, self.settings.layers, self.role)
+        probes = text_probes(own.tokenizer)
+        if weights is Weights.auto:
+            check_fits(own.path, config, main.dtype, main.device, own.max_length)
+            model, layers = read_whole(own.path, config, main.dtype, main.device)
+        else:
+            setting = f"{self.role}.weights"
+            model, layers = read_and_quantize(own.path, config, main.dtype, main.device, weights, probes, setting)
         self.model = CausalModel(model, min(own.max_length, known.max_length), known.eos, self.attention, layers)
-        self._references = check_tree(self.model, text_probes(own.tokenizer))
+        self._references = check_tree(self.model, probes)
         # A forward of few rows takes the time of reading the weights.
         self.relative_cost = self.model.weight_bytes / main.weight_bytes
 
     def attach(self, main: CausalModel, mode: CompileMode) -> None:
         assert self.model is not None, "it is loaded first"
+        if self.shares_cache:
+            self.model.memory = main.memory
         make_fast(self.model, mode, folder("compiled"), self._references)
         self.model.free_weights()
         if self.role == SECOND:
@@ -87,14 +110,17 @@ class SecondModelExtension(Extension):
             raise ValueError(
                 f"{role}.path={path} and {role}.layers={layers} both name a second model; leave one of them out"
             )
-        if not path:
+        own = known
+        if path:
+            try:
+                own = read_checkpoint_info(path)
+            except CheckpointError as error:
+                raise CheckpointError(f"{role}.path={path}: {error}") from error
+            require_same_vocabulary(own, known, role)
+        elif layers:
             with_first_layers(known.config, layers, role)
-            return known
-        try:
-            own = read_checkpoint_info(path)
-        except CheckpointError as error:
-            raise CheckpointError(f"{role}.path={path}: {error}") from error
-        require_same_vocabulary(own, known, role)
+        if self.settings.weights is not Weights.auto:
+            check_can_quantize(own, f"{role}.weights={self.settings.weights}", f"{role}.weights=auto")
         return own
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lp.kv_cache.cache import KVCache
 from lp.model.fast_forward import PREFILL_CHUNK
 from lp.request import Sequence
 from lp.step_cost import StepTimes
@@ -129,6 +130,12 @@ class Runner(Protocol):
     def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
         """How many of a sequence's first tokens have keys and values on this rank."""
         return 0
+
+    def find_cache(self, sequence_id: str, tokens: list[int]) -> KVCache | None:
+        """The cache of a sequence, with what was accepted of its last step and nothing else, for a second model that
+        writes rows behind it. None where there is none to be shared. No step of the sequence may be under way.
+        """
+        return None
 
     def compare_caches(self, running: Items[tuple[str, list[int]]]) -> None:
         """Tells all ranks what each holds of sequences that another runner has left. No step may be under way.

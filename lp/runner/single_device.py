@@ -212,6 +212,12 @@ class SingleDevice(ForwardRunner):
         state = self.states.get(sequence_id)
         return state.num_kept(tokens) if state else 0
 
+    def find_cache(self, sequence_id: str, tokens: list[int]) -> KVCache | None:
+        if (state := self.states.get(sequence_id)) is None:
+            return None
+        state.keep_accepted(tokens)
+        return state.cache
+
     def close(self, sequence: Sequence) -> None:
         self.states.pop(sequence.id).cache.release()
         if self.second:

@@ -33,7 +33,8 @@ class MixedDecoder(DraftedDecoder):
         number of rows is wanted.
         """
         self.inner, self._text, self._grows_freely = inner, text, grows_freely
-        self._calibration, self._asking = experience.calibration, Asking(experience.worth, inner.profile.cost)
+        self._calibration = experience.calibration
+        self._asking = Asking(experience.worth, inner.profile.cost, text.reads_text)
         # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
         self._planned = self.tree = chain([0])
         self._growth: Growth
@@ -71,7 +72,8 @@ class MixedDecoder(DraftedDecoder):
         depth = min(DraftModel.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
         round_cost = 0.0 if self._grows_freely else self._text.relative_cost
         most = self.inner.profile.cost.most_rows - 1 - self._num_cells
-        self._growth = growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, False)
+        row_cost = self._text.relative_row_cost
+        self._growth = growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, False, row_cost)
         growth.adopt(*self._own_drafts())
         self._asking.limit(growth, len(tokens), wanted)
         return Wish(self._text, tokens, growth)

@@ -53,9 +53,9 @@ class Experience:
 class Asking:
     """The decisions for one sequence."""
 
-    def __init__(self, worth: Worth, cost: StepCost):
-        """cost: of the model's steps."""
-        self._worth, self._cost = worth, cost
+    def __init__(self, worth: Worth, cost: StepCost, reads_text: bool = True):
+        """cost: of the model's steps. reads_text: whether the second model must read a text before it drafts."""
+        self._worth, self._cost, self._reads_text = worth, cost, reads_text
         self._growth: Growth
         self._round_cost = self._price = 0.0
         # The sequence's tokens, how many of them the second model has read, and whether it has read some of the others.
@@ -71,7 +71,7 @@ class Asking:
         self._round_cost, self._is_trial = growth.round_cost, False
         if not self._round_cost:  # it is asked whatever it costs
             return
-        self._price = self._price_of(max(0, num_tokens - 1 - self._num_read))
+        self._price = self._price_of(max(0, num_tokens - 1 - self._num_read)) if self._reads_text else 0.0
         may_try = self._is_reading or self._worth.trials >= self._price + self._round_cost
         if not may_try and not self._worth.repays(self._price, wanted):
             growth.max_depth = 0
@@ -97,7 +97,7 @@ class Asking:
         self._is_reading = not growth.num_rounds and bool(growth.choose())
         if not growth.max_depth:
             return
-        spent = growth.num_rounds * self._round_cost
+        spent = growth.spent
         rows_s = step_s - cost.step_s(num_rows - num_added, 0)
         worth.learn(num_tokens, num_right - spent - rows_s / cost.plain_s)
         if growth.num_rounds:

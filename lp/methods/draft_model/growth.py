@@ -1,7 +1,8 @@
 """One tree of a second model's drafts while it grows, best first, in rounds of one forward each.
 
 A round asks for what follows the likeliest nodes. It is worth its time as long as the tokens that it is expected to add
-come faster than the step yields tokens without it. No decision depends on a clock or on a rank.
+come faster than the step yields tokens without it, and has as many nodes as make the step fastest. No decision depends
+on a clock or on a rank.
 
 The tree may begin with drafts of other sources. Then a round is worth what they leave open, and a token that is there
 already gets no node of its own.
@@ -54,16 +55,26 @@ class Growth:
     """
 
     def __init__(
-        self, root: int, calibration: Calibration, max_depth: int, most_drafts: int, round_cost: float, is_chain: bool
+        self,
+        root: int,
+        calibration: Calibration,
+        max_depth: int,
+        most_drafts: int,
+        round_cost: float,
+        is_chain: bool,
+        row_cost: float = 0.0,
     ):
-        """most_drafts: nodes that the step can take. round_cost: of a round, in plain steps; 0 grows the tree as far
-        as it can be.
+        """most_drafts: nodes that the step can take. round_cost: of a round of one row, in plain steps; 0 grows the
+        tree as far as it can be. row_cost: of each further row of a round.
         """
         self.nodes = [Node(root, -1, 0, 1.0)]
         self.calibration = calibration
         self.max_depth, self.most_drafts = max_depth, most_drafts
-        self.round_cost, self.is_chain = round_cost, is_chain
-        self.num_rounds = 0
+        self.round_cost, self.row_cost, self.is_chain = round_cost, row_cost, is_chain
+        # The rounds so far, and what they cost in plain steps.
+        self.num_rounds, self.spent = 0, 0.0
+        # Nodes whose keys and values the second model has, and by how much costs count less in a trial.
+        self._computed, self._discount = set[int](), 1.0
 
     def adopt(self, tokens: Sequence[int], parents: Sequence[int], odds: Sequence[float]) -> None:
         """Begins with drafts of other sources, whose numbers go on from the root's. parents: numbers."""
@@ -89,7 +100,7 @@ class Growth:
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
         least = LEAST_SHARE * self.left_open(open_nodes[0])
         chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
-        return sorted(chosen) if self._pays(chosen, best) else []
+        return sorted(chosen if self.is_chain or not self.round_cost else self._that_pay(chosen, best))
 
     def left_open(self, number: int) -> float:
         """The probability that a node's path is accepted and that what follows it is none of its children."""
@@ -99,20 +110,37 @@ class Growth:
     def _is_open(self, node: Node) -> bool:
         return node.candidates is None and node.depth < self.max_depth
 
-    def _pays(self, chosen: Sequence[int], best: Sequence[int]) -> bool:
-        if self.is_chain or not self.round_cost:
-            return True
-        gain = self.calibration.rate * sum(self.left_open(number) for number in chosen)
+    def _that_pay(self, open_nodes: Sequence[int], best: Sequence[int]) -> list[int]:
+        """The first of these nodes, as many as are expected to yield tokens fastest; none if that is no faster."""
         expected = 1.0 + sum(self.nodes[number].odds for number in best)
-        return gain > expected / (1.0 + self.num_rounds * self.round_cost) * self.round_cost
+        gain, fastest, count = 0.0, expected / (1.0 + self.spent), 0
+        for number, node in enumerate(open_nodes, start=1):
+            gain += self.calibration.rate * self.left_open(node)
+            spent = self.spent + self._discount * self._cost_of(open_nodes[:number])
+            if (speed := (expected + gain) / (1.0 + spent)) > fastest:
+                fastest, count = speed, number
+        return list(open_nodes[:count])
+
+    def _above(self, chosen: Sequence[int]) -> set[int]:
+        """The chosen nodes and all nodes above them."""
+        return {number for node in chosen for number in self.lineage(node)}
+
+    def _cost_of(self, chosen: Sequence[int]) -> float:
+        """Of a round that asks for what follows these nodes, in plain steps."""
+        num_rows = len(self._above(chosen) - self._computed | set(chosen))
+        return self.round_cost + (num_rows - 1) * self.row_cost
+
+    def took_round(self, chosen: Sequence[int]) -> None:
+        """Notes a round before its candidates are added."""
+        self.num_rounds += 1
+        self.spent += self._cost_of(chosen)
+        self._computed = self._above(chosen)
 
     def entice(self) -> bool:
-        """Lowers the cost of a round, so that one is asked for. Returns whether that is so."""
+        """Has costs count less, so that a round is asked for. Returns whether that is so."""
         expected = 1.0 + sum(node.odds for node in self.nodes[1:])
         enticing = self.calibration.rate * self.left_open(0) / expected / 2
-        if enticing <= 0:
-            return False
-        self.round_cost = min(self.round_cost, enticing)
+        self._discount = min(1.0, enticing / self.round_cost)
         return bool(self.choose())
 
     def add(self, number: int, candidates: Candidates) -> None:

@@ -21,12 +21,15 @@ class Wish(NamedTuple):
 class SecondText(Protocol):
     """What a second model holds of one sequence; all of it can be computed again from the tokens.
 
-    relative_cost: seconds of a forward of the second model, divided by those of a plain step. max_length: the most
-    tokens that the second model can be given.
+    relative_cost: seconds of a forward of the second model with one row, divided by those of a plain step.
+    relative_row_cost: the same of each further row. max_length: the most
+    tokens that the second model can be given. reads_text: whether it must read a text before it drafts.
     """
 
     relative_cost: float
+    relative_row_cost: float
     max_length: int
+    reads_text: bool
 
     def draft(self, wishes: Sequence[Wish], is_alone: bool) -> None:
         """Grows the trees of sequences, this one included, which all are of the same second model.

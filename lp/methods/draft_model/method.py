@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from lp.decoder import Described, ProposedDrafts
@@ -73,7 +74,8 @@ class DraftModel(DecodingMethod):
         if DRAFT not in model.roles:
             raise ValueError(
                 "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model "
-                "with the same vocabulary) or draft.layers=N (the first layers of the model itself)"
+                "with the same vocabulary), draft.weights=int4 (the model itself, with weights of 4 bits) or "
+                "draft.layers=N (its first layers)"
             )
 
     def check_request(self, request: Request) -> None:
@@ -97,8 +99,11 @@ def drafted_text(request: Request, context: DecodingContext, is_drawn: bool = Fa
     """What the draft model holds of a request's sequence. is_drawn: see DraftText."""
     second, prompt_length = context.extensions[DRAFT], len(request.prompt)
     assert second.model is not None, "it is a second model"
-    cost = second.relative_cost
-    return DraftedText(second.model, request.sampling, prompt_length, context.vocab_size, cost, is_drawn)
+    find_cache = second.find_cache and partial(second.find_cache, request.id)
+    return DraftedText(
+        second.model, request.sampling, prompt_length, context.vocab_size,
+        (second.relative_cost, second.relative_row_cost), is_drawn, find_cache,
+    )  # fmt: skip
 
 
 class ModelDecoder(DraftedDecoder):
@@ -109,7 +114,8 @@ class ModelDecoder(DraftedDecoder):
         experience: of such requests.
         """
         self._settings, self._text, self._cost = settings, text, cost
-        self._calibration, self._asking = experience.calibration, Asking(experience.worth, cost)
+        self._calibration = experience.calibration
+        self._asking = Asking(experience.worth, cost, text.reads_text)
         self._is_chain = settings.is_chain
         self._expected = 1.0
         self._growth: Growth | None = None  # drafted for the step that is planned next
@@ -130,7 +136,9 @@ class ModelDecoder(DraftedDecoder):
         depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
         most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
         round_cost = 0.0 if settings.rows or self._is_chain else self._text.relative_cost
-        self._growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain)
+        self._growth = Growth(
+            tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain, self._text.relative_row_cost
+        )
         self._asking.limit(self._growth, len(tokens), wanted)
         return Wish(self._text, tokens, self._growth)
 
@@ -219,7 +227,7 @@ def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int
 
     other_rows: rows of the step besides the root and the drafts.
     """
-    spent_s = growth.num_rounds * growth.round_cost * cost.step_s(1, 0)
+    spent_s = growth.spent * cost.step_s(1, 0)
     first = 1 + other_rows
     expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + cost.step_s(first, 0))]
     for number in growth.best()[: cost.most_rows - first]:

@@ -19,14 +19,13 @@ CHUNK = 512
 def draft(wishes: Sequence[Wish], is_alone: bool) -> None:
     """Grows the trees of these wishes, which are all of the same second model. See SecondText.draft."""
     able = [wish for wish in _with_room(wishes) if wish.growth.max_depth and _text(wish).knows(wish.tokens)]
-    growing = [wish for wish in able if wish.growth.choose()]
-    growing = _prefill(growing, is_alone)
-    while growing:
-        asked = [(wish, nodes) for wish in growing if (nodes := wish.growth.choose())]
-        if not asked:
-            return
+    drafting = [wish for wish in able if wish.growth.choose() and _text(wish).begin(wish.tokens)]
+    growing = _prefill(drafting, is_alone)
+    while asked := [(wish, nodes) for wish in growing if (nodes := wish.growth.choose())]:
         _one_round(asked)
         growing = [wish for wish, _ in asked]
+    for wish in drafting:
+        _text(wish).end(wish.tokens)
 
 
 class DraftedText(DraftText):
@@ -87,6 +86,6 @@ def _one_round(asked: Sequence[tuple[Wish, list[int]]]) -> None:
         chosen.append(_text(wish).chooser.choose(logits_LV[rows], wish.tokens, wish.growth, nodes))
         begin += one.rows.num_logits
     for (wish, nodes), found in zip(asked, download(chosen), strict=True):
-        wish.growth.num_rounds += 1
+        wish.growth.took_round(nodes)
         for number, candidates in zip(nodes, found, strict=True):
             wish.growth.add(number, candidates)

@@ -5,11 +5,12 @@ N nodes of a round, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from lp.kv_cache.cache import KVCache
 from lp.methods.draft_model.candidates import CandidateChooser
 from lp.methods.draft_model.growth import Growth
 from lp.model.causal import CausalModel
@@ -28,22 +29,56 @@ class Round(NamedTuple):
     places: list[int]
 
 
+# The main model's cache of a sequence with these tokens, without rows that were not accepted; None if it has none.
+FindOwnCache = Callable[[list[int]], KVCache | None]
+
+
 class DraftText:
-    """A SecondText but for its rounds. Its cache holds the sequence's first tokens and those of a path of drafts."""
+    """A SecondText but for its rounds. Its cache holds the sequence's first tokens and those of a path of drafts.
+
+    The second model may share the main model's cache. Then the keys and values of the text are the main model's, and
+    those of drafts lie behind them until the main model overwrites them.
+    """
 
     def __init__(
-        self, model: CausalModel, sampling: Sampling, prompt_length: int, vocab_size: int, cost: float, is_drawn: bool
+        self,
+        model: CausalModel,
+        sampling: Sampling,
+        prompt_length: int,
+        vocab_size: int,
+        costs: tuple[float, float],
+        is_drawn: bool,
+        find_cache: FindOwnCache | None = None,
     ):
-        """vocab_size: of the model that the drafts are for. cost: see SecondText.relative_cost. is_drawn: whether
-        drafts are drawn with noise of their own, as rejection sampling needs.
+        """vocab_size: of the model that the drafts are for. costs: relative ones; see SecondText. is_drawn: whether
+        drafts are drawn with noise of their own, as rejection sampling needs. find_cache: finds the main model's cache;
+        None gives the second model one of its own.
         """
         self.model = model
-        self.relative_cost, self.max_length = cost, model.max_length
+        self.relative_cost, self.relative_row_cost = costs
+        self.max_length = model.max_length
+        self.reads_text = find_cache is None
         self.chooser = CandidateChooser(model, sampling, prompt_length, vocab_size, is_drawn)
+        self._find_cache = find_cache
         self._cache = model.make_cache()
         self._held: list[int] = []  # the tokens whose keys and values the cache keeps
         self._last = NO_ROWS  # the rows of the last forward, which lie behind them
         self._num_checked = 0  # tokens of the sequence that the second model knows
+
+    def begin(self, tokens: Sequence[int]) -> bool:
+        """Begins to draft. Returns whether that can be: the main model's cache may lack some tokens."""
+        if self._find_cache is None:
+            return True
+        text = list(tokens)
+        if (cache := self._find_cache(text)) is None or cache.length != len(text) - 1:
+            return False
+        self._cache, self._held, self._last = cache, text[:-1], NO_ROWS
+        return True
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Ends it. The main model's cache has its own keys and values again, and no others."""
+        if self._find_cache is not None:
+            self._cache.length = len(tokens) - 1
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether the second model has weights for all tokens of the sequence."""

@@ -34,6 +34,8 @@ NUM_REFINEMENTS = 2
 AT_ONCE = 1 << 18
 
 
+# The setting for the main model.
+MODEL_WEIGHTS = "model.weights"
 FORMATS = {bits: WeightFormat(f"int{bits}", bits, zero=1 << (bits - 1)) for bits in (4, 8)}
 
 
@@ -41,8 +43,8 @@ class Weights(StrEnum):
     """In which format weights are kept.
 
     auto: as the checkpoint has them. int8, int4: those of linear layers and embeddings are quantised to so many bits
-    when they are read, the embedding and the output head to 8 bits in both cases. Then the text is that of the
-    quantised model.
+    when they are read, the embedding and the output head to 8 bits in both cases. If they are the main model's, the
+    text is that of the quantised model.
     """
 
     auto = "auto"
@@ -105,12 +107,18 @@ class UnquantizedWeight(QuantizedWeight):
 
 
 def read_and_quantize(
-    path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, weights: Weights, probes: Probes
+    path: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: Weights,
+    probes: Probes,
+    setting: str,
 ) -> tuple[PreTrainedModel, list[int]]:
     """Reads all weights and quantises those that can be; see Reader in lp/model/checkpoint.py.
 
-    probes: texts as tokens, for which the log says what quantising changes; none stands for made-up ones. Raises
-    CheckpointError.
+    probes: texts as tokens, for which the log says what quantising changes; none stands for made-up ones. setting: the
+    name of the one that asks for it. Raises CheckpointError.
     """
     started = time.monotonic()
     model = empty_model(config, dtype)
@@ -126,15 +134,16 @@ def read_and_quantize(
     fill(model, tensors, device)
     error, share = _difference(_logits(model, tokens), expected)
     log.info(
-        "model.weights=%s: the weights take %.3g GB (quantised in %.0f s); on %d tokens of text the logits differ by "
-        "%.2g%% from those of the checkpoint, and its best token is the best one on %.0f%%. The text is that of the "
-        "quantised model",
+        "%s=%s: the weights take %.3g GB (quantised in %.0f s); on %d tokens of text the logits differ by %.2g%% from "
+        "those of the checkpoint, and its best token is the best one on %.0f%%%s",
+        setting,
         weights,
         num_weight_bytes(model) / 1e9,
         time.monotonic() - started,
         tokens.numel(),
         100 * error,
         100 * share,
+        ". The text is that of the quantised model" if setting == MODEL_WEIGHTS else "",
     )
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 

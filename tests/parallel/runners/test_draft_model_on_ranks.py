@@ -11,6 +11,7 @@ import pytest
 
 from lp import Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
 from lp.model.checkpoint import ModelSettings, load
+from lp.model.quantization.quantize import Weights
 from lp.model.second_model import SecondModelExtension
 from lp.request import Completion
 from lp.runner.single_device import SingleDevice
@@ -32,14 +33,17 @@ STOPPING = Stopping(20, ignore_eos=True)
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11, logprobs=2)
 PROMPTS = [[7], [5, 9, 5, 9, 5], make_prompt(60)]
+FIRST_LAYERS, FOUR_BITS = SecondModel(layers=2), SecondModel(weights=Weights.int4)
 Found = list[list[int]]
 
 
-def make_engine(channel: Channel | None, axis: str, parts: Collectives | None, folder: str) -> Engine:
+def make_engine(
+    channel: Channel | None, axis: str, parts: Collectives | None, folder: str, second: SecondModel = FIRST_LAYERS
+) -> Engine:
     settings, reader = ModelSettings(folder, device="cpu"), None
     if parts is not None:
         reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
-    checkpoint = load(settings, reader=reader, extensions=[SecondModelExtension("draft", SecondModel(layers=2))])
+    checkpoint = load(settings, reader=reader, extensions=[SecondModelExtension("draft", second)])
     checkpoint.extensions["draft"].relative_cost = 0.2  # ranks agree on it when they are assembled
     if channel is None:
         return Engine(checkpoint)
@@ -70,34 +74,46 @@ def decode_all(engine: Engine) -> Found:
     return [*found, *(completion.token_ids for completion in done.values())]
 
 
-def by_lookahead_parallelism(mesh: Mesh, channel: Channel, folder: str) -> Found:
-    return decode_all(make_engine(channel, "lp", None, folder))
+def by_lookahead_parallelism(mesh: Mesh, channel: Channel, folder: str, second: SecondModel) -> Found:
+    return decode_all(make_engine(channel, "lp", None, folder, second))
 
 
-def by_parts_of_a_model(mesh: Mesh, channel: Channel, folder: str, axis: str) -> Found:
+def by_parts_of_a_model(mesh: Mesh, channel: Channel, folder: str, axis: str, second: SecondModel) -> Found:
     with closing(connect(mesh, axis)) as parts:
-        return decode_all(make_engine(channel, axis, parts, folder))
+        return decode_all(make_engine(channel, axis, parts, folder, second))
+
+
+@pytest.fixture(scope="module", params=[FIRST_LAYERS, FOUR_BITS], ids=["first layers", "4 bits"])
+def second(request: pytest.FixtureRequest) -> SecondModel:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint_folder: Callable[[str], Path]) -> Found:
-    return decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama"))))
+def expected(checkpoint_folder: Callable[[str], Path], second: SecondModel) -> Found:
+    return decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama")), second))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_lookahead_parallelism(num_ranks: int, checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
-    found = run_ranks(by_lookahead_parallelism, num_ranks, str(checkpoint_folder("llama")), timeout_s=60)
+def test_lookahead_parallelism(
+    num_ranks: int, checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
+) -> None:
+    found = run_ranks(by_lookahead_parallelism, num_ranks, str(checkpoint_folder("llama")), second, timeout_s=60)
     assert found == [expected] * num_ranks
 
 
 @pytest.mark.parametrize("axis", ["tp", "pp"])
-def test_parts_of_a_model(axis: str, checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
-    assert run_ranks(by_parts_of_a_model, 2, str(checkpoint_folder("llama")), axis, timeout_s=60) == [expected] * 2
+def test_parts_of_a_model(
+    axis: str, checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
+) -> None:
+    folder = str(checkpoint_folder("llama"))
+    assert run_ranks(by_parts_of_a_model, 2, folder, axis, second, timeout_s=60) == [expected] * 2
 
 
-def test_what_is_expected_is_lossless(checkpoint_folder: Callable[[str], Path], expected: Found) -> None:
+def test_what_is_expected_is_lossless(
+    checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
+) -> None:
     """All but rejection sampling gives the tokens of plain decoding."""
-    engine = make_engine(None, "single", None, str(checkpoint_folder("llama")))
+    engine = make_engine(None, "single", None, str(checkpoint_folder("llama")), second)
     cases = [(prompt, decode, one) for prompt in PROMPTS[1:] for decode in METHODS for one in (GREEDY, SAMPLED)]
     for (prompt, decode, sampling), tokens in zip(cases, expected, strict=False):
         if decode.verify == "exact" or sampling is GREEDY:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lp import Engine, SecondModel
+from lp.model.quantization.quantize import Weights
 from tests.models import save_checkpoint
 
 
@@ -20,7 +21,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def drafting(checkpoint_folder: Callable[[str], Path], other_folder: Path) -> Callable[[str], Engine]:
-    """By the draft: the model "itself", "another" model, or its "first layers"."""
+    """By the draft: the model "itself", "another" model, its "first layers", or itself with "4 bits"."""
 
     @cache
     def engine(draft: str) -> Engine:
@@ -29,6 +30,7 @@ def drafting(checkpoint_folder: Callable[[str], Path], other_folder: Path) -> Ca
             "itself": SecondModel(folder),
             "another": SecondModel(str(other_folder)),
             "first layers": SecondModel(layers=2),
+            "4 bits": SecondModel(weights=Weights.int4),
         }
         return Engine.from_pretrained(folder, device="cpu", step_times="off", draft=second[draft])
 

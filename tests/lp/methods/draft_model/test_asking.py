@@ -26,7 +26,7 @@ class Text:
         growth = Growth(1, self.experience.calibration, 1, 8, self.relative_cost, is_chain=False)
         self.asking.limit(growth, self.num_tokens, wanted)
         while nodes := growth.choose():
-            growth.num_rounds += 1
+            growth.took_round(nodes)
             for number in nodes:
                 growth.add(number, Candidates([7 if self.is_right else 8], [0.9]))
         growth.learn(0, 7)

@@ -22,7 +22,7 @@ from tests.slow import slow_except
 
 EngineOf = Callable[[str], Engine]
 FolderOf = Callable[[str], Path]
-DRAFTS = ["itself", "another", "first layers"]
+DRAFTS = ["itself", "another", "first layers", "4 bits"]
 SIZES = [DraftModel(), DraftModel(rows=12), DraftModel(depth=2, rows=4), DraftModel(depth=8, rows=40)]
 NUM_TOKENS = 32
 STOPPING = Stopping(NUM_TOKENS, ignore_eos=True)
@@ -38,7 +38,7 @@ def tokens_of(engine: Engine, prompt: list[int], decode, sampling: Sampling) -> 
     return engine.generate(prompt, decode=decode, sampling=sampling, stopping=STOPPING)
 
 
-@pytest.mark.parametrize("draft", slow_except(DRAFTS, "itself", "first layers"))
+@pytest.mark.parametrize("draft", slow_except(DRAFTS, "itself", "first layers", "4 bits"))
 def test_greedy_tokens_are_those_of_generate(draft: str, drafting: EngineOf, llama_reference: PreTrainedModel) -> None:
     for prompt, decodes in (([7], SIZES[1:2]), (make_prompt(70), [*SIZES, DraftModel(verify="rejection", depth=3)])):
         expected = generate_greedily(llama_reference, prompt, NUM_TOKENS)
@@ -47,7 +47,7 @@ def test_greedy_tokens_are_those_of_generate(draft: str, drafting: EngineOf, lla
 
 
 @pytest.mark.parametrize("sampling", slow_except(SAMPLED, *SAMPLED[:2]), ids=range(len(SAMPLED)))
-@pytest.mark.parametrize("draft", slow_except(DRAFTS, "first layers"))
+@pytest.mark.parametrize("draft", slow_except(DRAFTS, "first layers", "4 bits"))
 def test_sampled_tokens_are_those_of_plain_sampling(draft: str, sampling: Sampling, drafting: EngineOf) -> None:
     prompt, engine = make_prompt(50), drafting(draft)
     expected = tokens_of(engine, prompt, Autoregressive(), sampling).token_ids

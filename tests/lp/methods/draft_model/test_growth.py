@@ -12,7 +12,7 @@ def grown(priors: list[float], round_cost: float = 0.0, max_depth: int = 4, most
     """Every node gets the same candidates."""
     growth = Growth(1, Calibration(), max_depth, most_drafts, round_cost, is_chain=False)
     while nodes := growth.choose():
-        growth.num_rounds += 1
+        growth.took_round(nodes)
         for number in nodes:
             growth.add(number, Candidates(list(range(len(priors))), priors))
     return growth

@@ -45,8 +45,9 @@ def with_cost(engine: Engine, cost: float, times: StepTimes | None = None) -> En
 @pytest.mark.parametrize(
     ("curve", "draft"),
     slow_except(
-        [("cheap rows", "itself"), ("dear rows", "another"), ("not known", "another")],
+        [("cheap rows", "itself"), ("cheap rows", "4 bits"), ("dear rows", "another"), ("not known", "another")],
         ("cheap rows", "itself"),
+        ("cheap rows", "4 bits"),
         ("not known", "another"),
     ),
 )
