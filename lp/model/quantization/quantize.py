@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from lp.model.probes import Probes, spread_probes
-from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
+from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
 from lp.model.quantization.part import check_inputs, unpack
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, Shard, WeightFiles
@@ -163,9 +163,10 @@ class QuantizingFiles:
 
     def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
         """See WeightFiles.names."""
-        names, own = self._files.names(model), model.state_dict()
-        for name, key in names.items():
-            if name in own and isinstance(key, str) and _can_quantize(model, name):
+        names, twins = self._files.names(model), twins_of(model)
+        for name in model.state_dict():
+            key = names.get(name) or names.get(twins.get(name, name))
+            if isinstance(key, str) and _can_quantize(model, name):
                 self._files.check_floating(key)
                 self._bits[key] = _bits(model, name, self._weights)
         return names
