@@ -72,8 +72,8 @@ def fill(
         log.info("quantised weights of this rank: %s", summary(packed))
     if uneven:
         log.warning(
-            "%s%s unpacked to %s on this rank, whose inputs do not begin and end at multiples of %d; with another "
-            "parallel.tp, or with parallel=lp, quantised weights stay packed",
+            "%s%s unpacked to %s: what this rank holds of the inputs does not begin and end at multiples of %d; with "
+            "another parallel.tp, or with parallel=lp, quantised weights stay packed",
             uneven[0],
             f" and {len(uneven) - 1} other weights are" if len(uneven) > 1 else " is",
             dtype_name(dtype),

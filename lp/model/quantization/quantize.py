@@ -163,7 +163,7 @@ class QuantizingFiles:
 
     def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
         """See WeightFiles.names."""
-        names, twins = self._files.names(model), twins_of(model)
+        names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
         for name in model.state_dict():
             key = names.get(name) or names.get(twins.get(name, name))
             if isinstance(key, str) and _can_quantize(model, name):
