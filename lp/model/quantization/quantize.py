@@ -142,8 +142,9 @@ def read_and_quantize(
 
 
 class QuantizingFiles:
-    """The tensors of a checkpoint, by name, those that can be are quantised while they are read; for a rank that reads
-    parts of them. It is a context manager, as it keeps files open.
+    """The tensors of a checkpoint, by name, for a rank that reads parts of them; weights that can be are quantised.
+
+    It is a context manager, as it keeps files open.
     """
 
     def __init__(self, path: str, weights: Weights):
