@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import torch
@@ -147,9 +146,9 @@ def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:
         )
 
 
-# Reads a checkpoint's weights: (path, config, dtype, device) -> (model, indices of the layers that it really holds).
-# Raises CheckpointError or ValueError.
-Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device], tuple[PreTrainedModel, list[int]]]
+# Reads a checkpoint's weights: (path, config, dtype, device, weights) -> (model, indices of the layers that it really
+# holds). Raises CheckpointError or ValueError.
+Reader = Callable[[str, PreTrainedConfig, torch.dtype, torch.device, Weights], tuple[PreTrainedModel, list[int]]]
 
 
 def load(
@@ -174,7 +173,7 @@ def load(
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
     _check_compilation(settings, reader is None, is_compiled, device)
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
-    _check_weights(settings.weights, known, reader is None, device)
+    _check_weights(settings.weights, known, device)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if dtype == torch.float32:
@@ -185,13 +184,13 @@ def load(
     if reader is None or group is not None:
         num_parts = group.num_ranks if group else 1
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
-    if settings.weights is not Weights.auto:
-        reading = partial(
-            read_and_quantize, weights=settings.weights, probes=text_probes(known.tokenizer), setting=MODEL_WEIGHTS
-        )
+    given = known.path, known.config, dtype, device
+    if reader is not None:
+        model, layers = reader(*given, settings.weights)
+    elif settings.weights is Weights.auto:
+        model, layers = read_whole(*given)
     else:
-        reading = reader or read_whole
-    model, layers = reading(known.path, known.config, dtype, device)
+        model, layers = read_and_quantize(*given, settings.weights, text_probes(known.tokenizer), MODEL_WEIGHTS)
     causal = CausalModel(model, known.max_length, known.eos, attention, layers)
     if device.type == "cuda" and known.heads and not (causal.is_first_stage and causal.is_last_stage):
         is_compiled = False  # graphs do not give the hidden states that heads read
@@ -243,16 +242,11 @@ def _check_compilation(settings: ModelSettings, is_whole: bool, is_compiled: boo
         )
 
 
-def _check_weights(weights: Weights, known: CheckpointInfo, is_whole: bool, device: torch.device) -> None:
+def _check_weights(weights: Weights, known: CheckpointInfo, device: torch.device) -> None:
     """Raises ValueError for weights that cannot be quantised when they are read."""
     if weights is Weights.auto:
         return
     check_can_quantize(known, f"model.weights={weights}", "model.weights=auto")
-    if not is_whole:
-        raise ValueError(
-            f"model.weights={weights} is for ranks that hold the whole model; use parallel=single or parallel=lp, or "
-            "model.weights=auto"
-        )
     if device.type != "cpu":
         raise ValueError(f"model.weights={weights} is for CPUs; use model.weights=auto, with model.dtype=bfloat16")
 
@@ -290,7 +284,7 @@ def _make_fast(
 def read_whole(
     path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights: the Reader of a rank that holds the whole model."""
+    """Reads all weights as they are, for a rank that holds the whole model; see Reader."""
     if (file := linked_file(path)) is not None:
         from lp.model.quantization.gguf_file import read_gguf  # it needs the package gguf
 

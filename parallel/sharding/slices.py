@@ -38,13 +38,14 @@ def head_counts(config: PreTrainedConfig) -> tuple[int, int]:
     return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
-def slices(model: PreTrainedModel, styles: Mapping[str, str], degree: int) -> Slices:
+def slices(model: PreTrainedModel, styles: Mapping[str, str], degree: int, multiple: int = 1) -> Slices:
     """What each of `degree` ranks holds of the modules with these styles.
 
+    multiple: a number of columns at whose multiples weights are cut where that leaves the ranks nearly equal parts.
     Raises ValueError for a module with less columns than ranks, and UnsupportedArchitecture if it is not known how the
     columns of an attention module belong to heads.
     """
-    return {name: _slices_of(model, name, style, degree) for name, style in styles.items()}
+    return {name: _slices_of(model, name, style, degree, multiple) for name, style in styles.items()}
 
 
 def shards(model: nn.Module, styles: Mapping[str, str], cut: Slices, rank: int) -> dict[str, Shard]:
@@ -126,7 +127,7 @@ def _numbers_of(own: HeadShare, head_dim: int) -> dict[str, int]:
     }
 
 
-def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int) -> list[range]:
+def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int, multiple: int) -> list[range]:
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         size, what = module.num_embeddings, "tokens"
@@ -145,7 +146,7 @@ def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int) -> li
             f"parallel.tp={degree} is more than the {size} {what} of {name}: use parallel.tp={size} or less, or "
             "parallel=lp"
         )
-    return deal(size, degree)
+    return deal(size, degree, multiple)
 
 
 def _slices_by_head(model: PreTrainedModel, name: str, size: int, degree: int) -> list[range]:
@@ -228,15 +229,15 @@ class HeadShare:
         return len(self.query) // len(self.key_value)
 
 
-def deal(size: int, count: int) -> list[range]:
+def deal(size: int, count: int, multiple: int = 1) -> list[range]:
     """Cuts `size` columns into a range for each of `count` ranks, none of them empty; `count` must not be above `size`.
 
-    They are equal if the columns divide. Otherwise they are multiples of 64, or of the largest smaller power of two
-    that keeps the largest range within 1/16 of the even share. The last range may be cut short; the larger ones come
-    last.
+    They are equal if the columns divide into multiples of `multiple`. Otherwise they are multiples of 64, or of the
+    largest smaller power of two that keeps the largest range within 1/16 of the even share. The last range may be cut
+    short; the larger ones come last.
     """
     assert count <= size, f"{size} columns cannot be dealt out to {count} ranks"
-    if size % count == 0:
+    if size % (count * multiple) == 0:
         return _ranges([size // count] * count)
     for unit in _UNITS:
         shares = [unit * number for number in reversed(_shares(-(-size // unit), count))]

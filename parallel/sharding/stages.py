@@ -21,8 +21,10 @@ from lp.model.attention import Step
 from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
+from lp.model.quantization.model import empty_model
+from lp.model.quantization.quantize import Weights
 from parallel.sharding.plans import has_pipeline_plan, pipeline_plan
-from parallel.sharding.weights import empty_model, fill
+from parallel.sharding.weights import fill
 
 _NUM_PLACEHOLDERS = 251
 # The scale of untrained embeddings. What the layers add must outweigh it when their exactness is checked.
@@ -33,12 +35,12 @@ def read_stage(index: int, num_stages: int) -> Reader:
     """The Reader of one stage. It raises ValueError if there are more stages than layers."""
 
     def read(
-        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, weights: Weights
     ) -> tuple[PreTrainedModel, list[int]]:
         check_stages(config, num_stages)
         model = empty_model(config, dtype)
         layers = cut_stage(model, index, num_stages)
-        fill(model, path, dtype, device)
+        fill(model, path, config, dtype, device, weights=weights)
         return model, layers
 
     return read

@@ -27,6 +27,10 @@ from lp.model.gpu.cuda_graphs import Capture, capture_on_gpu
 from lp.model.kernels import UnsupportedAttention
 from lp.model.program.group import all_gather, all_reduce, row_in_part
 from lp.model.program.record import recorder
+from lp.model.quantization.model import empty_model
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.quantize import Weights
+from lp.model.quantization.weight import GROUP
 from parallel.comm.base import Collectives
 from parallel.errors import RankLost
 from parallel.sharding.plans import has_tensor_plan, tensor_plan
@@ -44,7 +48,7 @@ from parallel.sharding.slices import (
     shards,
     slices,
 )
-from parallel.sharding.weights import empty_model, fill, name_of
+from parallel.sharding.weights import fill, has_quantized, name_of
 
 # The names of styles that leave a module whole on every rank begin with this.
 REPLICATED = "replicate"
@@ -56,15 +60,16 @@ def read_sharded(collectives: Collectives) -> Reader:
     """The Reader of one rank of a tensor-parallel group. It raises ValueError for a model that cannot be split so."""
 
     def read(
-        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+        path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, weights: Weights
     ) -> tuple[PreTrainedModel, list[int]]:
         rank, degree = collectives.rank, collectives.num_ranks
         check_degree(config, degree)
         model = empty_model(config, dtype)
         styles = plan(model)
-        cut = slices(model, styles, degree)
+        is_packed = device.type == "cpu" and has_quantized(path, config, weights)
+        cut = slices(model, styles, degree, multiple=GROUP if is_packed else 1)
         count_own_heads(model, styles, rank, degree)
-        fill(model, path, dtype, device, shards(model, styles, cut, rank))
+        fill(model, path, config, dtype, device, shards(model, styles, cut, rank), weights)
         connect(model, styles, cut, collectives)
         return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
@@ -171,15 +176,18 @@ def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: in
     first: the first token of this rank. A tied head still shares the embedding's memory: it is all rows except the row
     of zeros.
     """
-    size = embedding.weight.shape[0]
-    head = _embeddings(model)[1]
-    is_tied = head.weight is embedding.weight
-    zeros = embedding.weight.new_zeros(1, embedding.weight.shape[1])
-    embedding.weight = nn.Parameter(torch.cat([embedding.weight, zeros]), requires_grad=False)
+    table, head = embedding.weight, _embeddings(model)[1]
+    size = table.shape[0]
+    if isinstance(table, QuantizedParameter):
+        embedding.weight = nn.Parameter(table.with_zeros(), requires_grad=False)
+    else:
+        is_tied = head.weight is table
+        zeros = table.new_zeros(1, table.shape[1])
+        embedding.weight = nn.Parameter(torch.cat([table, zeros]), requires_grad=False)
+        if is_tied:
+            head.weight = nn.Parameter(embedding.weight[:size], requires_grad=False)
     embedding.num_embeddings = size + 1
     embedding.padding_idx = None  # it may be another rank's token
-    if is_tied:
-        head.weight = nn.Parameter(embedding.weight[:size], requires_grad=False)
 
     def localise(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (row_in_part(args[0], first, size), *args[1:])

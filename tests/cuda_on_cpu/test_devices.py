@@ -14,8 +14,9 @@ from lp.model import kernels
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.gpu.cuda_graphs import CapturedForward
+from lp.model.quantization.model import empty_model
 from lp.model.weight_files import WeightFiles
-from parallel.sharding.weights import empty_model, fill
+from parallel.sharding.weights import fill
 from tests.cuda_on_cpu.cuda_api import current_device
 from tests.cuda_on_cpu.gpu import MakesGpuTensors
 from tests.cuda_on_cpu.models import ROUNDING, error_of_graphs, fill_cache, load_on_gpu
@@ -90,5 +91,5 @@ def test_nor_do_those_of_a_rank_with_a_part_of_the_model(folders: Folders, monke
 
     monkeypatch.setattr(WeightFiles, "read", note)
     model = empty_model(AutoConfig.from_pretrained(folders["llama"]), torch.bfloat16)
-    fill(model, str(folders["llama"]), torch.bfloat16, torch.device("cuda", 1))
+    fill(model, str(folders["llama"]), model.config, torch.bfloat16, torch.device("cuda", 1))
     assert set(read) == {torch.device("cuda", 1)} and len(read) == len(list(model.parameters()))

@@ -45,7 +45,7 @@ class Lowering:
         if recording.incoming is not None:
             self.program.incoming = self._known.fresh(recording.incoming, 1)
         # By the value of row_in_part: the tokens, the first of them that the table has, and how many it has.
-        self._parts: dict[int, tuple[Operand, int, int]] = {}
+        self._parts: dict[int, tuple[Operand, Constant, int]] = {}
         # Memory that operations write in place, and tensors that no operation has made.
         self._in_place: set[int] = set()
         self._made: list[Tensor] = []
@@ -247,7 +247,9 @@ class Lowering:
         assert view.row is not None
         target = self._known.out(out, view.row)
         if id(source) in self._parts:
-            self._lookup_in_part(table, target, *self._parts[id(source)])
+            tokens, begin, size = self._parts[id(source)]
+            own = self._known.constant(table[:size], is_table=True)
+            self._lookup_in_part(own, table.shape[1], target, tokens, begin, size)
             return
         self.program.steps.append(
             Gather(target, Operand(source, view.start, ()), self._known.constant(table, is_table=True))
@@ -258,6 +260,9 @@ class Lowering:
         source, view = self._known.find(index)
         assert view.row is not None
         target = self._known.out(operation.outputs[0], view.row)
+        if id(source) in self._parts:
+            self._lookup_in_part(table, table.num_inputs, target, *self._parts[id(source)])
+            return
         self.program.steps.append(Gather(target, Operand(source, view.start, ()), table))
 
     def _lower_row_in_part(self, operation: Operation) -> None:
@@ -265,20 +270,31 @@ class Lowering:
         source, view = self._known.find(tokens)
         assert view.row is not None
         place = self._known.fresh(operation.outputs[0], view.row)
-        self._parts[id(place)] = Operand(source, view.start, ()), first, size
-
-    def _lookup_in_part(self, table: Tensor, target: Operand, tokens: Operand, first: int, size: int) -> None:
-        """Looks tokens up in a part of a table: the nearest row that is there, times 0 if it is not the token's own."""
         # An argument, so that the text is the same on all ranks.
-        begin = Constant(table.new_full((1,), float(first), dtype=torch.float32))
-        near, rows = Value(1, is_integer=True), Value(table.shape[1])
+        begin = Constant(tokens.new_full((1,), float(first), dtype=torch.float32))
+        self._parts[id(place)] = Operand(source, view.start, ()), begin, size
+
+    def _lookup_in_part(
+        self,
+        table: Constant | QuantizedWeight,
+        width: int,
+        target: Operand,
+        tokens: Operand,
+        begin: Constant,
+        size: int,
+    ) -> None:
+        """Looks tokens up in a part of a table: the nearest row that is there, times 0 if it is not the token's own.
+
+        begin: the first token of the part. size: its rows.
+        """
+        near, rows = Value(1, is_integer=True), Value(width)
         offset, place, whole = Operand(begin, 0, ()), Operand(near, 0, ()), Operand(rows, 0, (1,))
         nearest = f"smaller(larger({{0}} - {{1}}, 0.0f), {literal(size - 1)})"
         self.program.steps.append(Map(place, (), nearest, (tokens, offset)))
-        self.program.steps.append(Gather(whole, place, self._known.constant(table[:size], is_table=True)))
+        self.program.steps.append(Gather(whole, place, table))
         is_own = "1.0f - smaller(larger({1} - {2} - {3}, {2} + {3} - {1}), 1.0f)"
         inputs = whole, *(Operand(one.source, one.start, (0,)) for one in (tokens, offset, place))
-        self.program.steps.append(Map(target, (table.shape[1],), f"{{0}} * ({is_own})", inputs))
+        self.program.steps.append(Map(target, (width,), f"{{0}} * ({is_own})", inputs))
 
     def _lower_all_reduce(self, operation: Operation) -> None:
         x, group = operation.args

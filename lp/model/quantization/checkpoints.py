@@ -9,11 +9,9 @@ N outputs, K inputs, S inputs that share a scale
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +20,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
-from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
-from lp.model.weight_files import Matrices, WeightFiles
+from lp.model.quantization.part import part_of, unpack
+from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
+from lp.model.weight_files import Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
 
 log = logging.getLogger("lookahead")
@@ -96,6 +95,70 @@ class StoredWeight(QuantizedWeight):
         return Numbers(codes, scales, minima=scales, minimum_steps=minimum_steps)
 
 
+class QuantizedFiles:
+    """The tensors of a quantised checkpoint, by name. It is a context manager, as it keeps files open.
+
+    A quantised weight has the name of its module and "weight", whatever its tensors are called.
+    """
+
+    def __init__(self, path: str, method: Method):
+        """path: folder or hub id. Raises CheckpointError."""
+        self._files, self._method = WeightFiles(path), method
+        self._modules = _quantized_modules(self._files)
+
+    def __enter__(self) -> QuantizedFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.__exit__(*error)
+
+    @property
+    def path(self) -> str:
+        return self._files.path
+
+    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+        """See WeightFiles.names. Raises CheckpointError for quantised weights that cannot be read."""
+        files, modules = self._files, self._modules
+        plain = [key for key in files.keys if key.rpartition(".")[0] not in modules or key.endswith(".bias")]
+        found = files.names(model, [*plain, *(f"{module}.weight" for module in modules)])
+        names, own = without_twins(files, model, found), model.state_dict()
+        for name, key in names.items():
+            if name not in own:
+                continue
+            if _module(key, modules) is None:
+                if own[name].is_floating_point():
+                    files.check_floating(key)
+            elif isinstance(key, Matrices) or not takes_quantized(model, name):
+                what = "experts" if isinstance(key, Matrices) or "experts" in name else "such a parameter"
+                raise CheckpointError(
+                    f"{name} is quantised, and {what} cannot be read so yet: only weights of linear layers and of "
+                    "embeddings can; give a checkpoint that is not quantised"
+                )
+        return names
+
+    def quantized(
+        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+    ) -> QuantizedWeight | None:
+        """A quantised weight, or a shard of it, as it is stored; None for a tensor that is none.
+
+        expected: shape of the whole weight. dtype: of the model. Raises CheckpointError, and UnevenCut.
+        """
+        if (module := _module(key, self._modules)) is None:
+            return None
+        num_outputs, num_inputs = expected
+        stored = _Module(self._files, module, self._modules[module], self._method)
+        return part_of(stored.weight((num_outputs, num_inputs), dtype), shard)
+
+    def read(
+        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """A tensor, or a shard of it, unpacked if it is quantised; see WeightFiles.read."""
+        if (weight := self.quantized(key, expected, None, dtype)) is not None:
+            return unpack(weight, shard, device)
+        return self._files.read(key, expected, shard, dtype, device)
+
+
 def read_quantized(
     path: str, config: PreTrainedConfig, method: Method, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
@@ -103,60 +166,27 @@ def read_quantized(
 
     Raises CheckpointError.
     """
-    config = copy.deepcopy(config)
-    for one in (config, config.get_text_config(decoder=True)):
-        if hasattr(one, "quantization_config"):
-            delattr(one, "quantization_config")
     model = empty_model(config, dtype)
-    with WeightFiles(path) as files:
-        tensors = _read_all(files, model, method, dtype)
+    tensors: dict[str, Tensor | QuantizedWeight] = {}
+    with QuantizedFiles(path, method) as files:
+        names = files.names(model)
+        for name, empty in model.state_dict().items():
+            if (key := names.get(name)) is not None:
+                tensors[name] = files.quantized(key, empty.shape, None, dtype) or files.read(
+                    key, empty.shape, None, dtype, torch.device("cpu")
+                )
     quantized = [one for one in tensors.values() if isinstance(one, QuantizedWeight)]
-    kinds = ", ".join(f"{count} in {name}" for name, count in Counter(one.format.name for one in quantized).items())
-    log.info(
-        "%s weights: %s, %.3g GB; the text is that of the quantised model",
-        method.name,
-        kinds or "none is quantised",
-        sum(one.num_bytes for one in quantized) / 1e9,
-    )
+    log.info("%s weights: %s; the text is that of the quantised model", method.name, summary(quantized))
     if method.has_activations:
         log.info("the checkpoint is made for quantised activations as well; here they stay in %s", dtype_name(dtype))
     if device.type != "cpu":
         log.info("quantised weights are unpacked to %s on a GPU", dtype_name(dtype))
         tensors = {
-            name: _unpacked(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
+            name: unpack(one, None, device) if isinstance(one, QuantizedWeight) else one
+            for name, one in tensors.items()
         }
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
-
-
-def _read_all(
-    files: WeightFiles, model: PreTrainedModel, method: Method, dtype: torch.dtype
-) -> dict[str, Tensor | QuantizedWeight]:
-    """The tensors of a model by its own names, those of quantised weights as they are."""
-    modules = _quantized_modules(files)
-    plain = [key for key in files.keys if key.rpartition(".")[0] not in modules or key.endswith(".bias")]
-    names = without_twins(files, model, [*plain, *(f"{module}.weight" for module in modules)])
-    own = model.state_dict()
-    quantized: dict[str, str] = {}
-    for name, key in names.items():
-        module = _module(key, modules)
-        if module is not None and name in own:
-            if isinstance(key, Matrices) or not takes_quantized(model, name):
-                what = "experts" if isinstance(key, Matrices) or "experts" in name else "such a parameter"
-                raise CheckpointError(
-                    f"{name} is quantised, and {what} cannot be read so yet: only weights of linear layers and of "
-                    "embeddings can; give a checkpoint that is not quantised"
-                )
-            quantized[name] = module
-        elif name in own and own[name].is_floating_point():
-            files.check_floating(key)
-    tensors: dict[str, Tensor | QuantizedWeight] = {}
-    for name, module in quantized.items():
-        tensors[name] = _Module(files, module, modules[module], method).weight(tuple(own[name].shape), dtype)
-    for name, key in names.items():
-        if name in own and name not in quantized:
-            tensors[name] = files.read(key, own[name].shape, None, dtype, torch.device("cpu"))
-    return tensors
 
 
 def _quantized_modules(files: WeightFiles) -> dict[str, set[str]]:
@@ -389,13 +419,3 @@ def _awq_codes(packed: Tensor, outputs: Outputs) -> Tensor:
 
 def _indices(outputs: Outputs, count: int) -> Tensor:
     return torch.arange(count)[outputs] if isinstance(outputs, slice) else outputs
-
-
-def _unpacked(weight: QuantizedWeight, device: torch.device) -> Tensor:
-    """[N, K] in the weight's dtype."""
-    whole = torch.empty(weight.num_outputs, weight.num_inputs, dtype=weight.dtype, device=device)
-    first = 0
-    for part in weight.dequantized():
-        whole[first : first + len(part)] = part
-        first += len(part)
-    return whole

@@ -32,10 +32,12 @@ class BlockType:
 class GgufWeight(QuantizedWeight):
     """A quantised tensor of a GGUF file, whose bytes are those of the file."""
 
-    def __init__(self, blocks: Tensor, kind: int, dtype: torch.dtype):
-        """blocks: uint8 [N, bytes of an output]. kind: a key of BLOCK_TYPES. Raises ValueError; see QuantizedWeight."""
+    def __init__(self, blocks: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None = None):
+        """blocks: uint8 [N, bytes of an output]. kind: a key of BLOCK_TYPES. order: where each output lies in the
+        blocks, int64 [N]; None stands for their own order. Raises ValueError; see QuantizedWeight.
+        """
         self._type = BLOCK_TYPES[kind]
-        self._blocks = blocks
+        self._blocks, self._order = blocks, order
         block, self._block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         super().__init__(self._type.format, len(blocks), blocks.shape[1] // self._block_bytes * block, dtype)
 
@@ -47,11 +49,14 @@ class GgufWeight(QuantizedWeight):
         self._blocks = self._blocks.new_empty(0)
 
     def numbers(self, first: int, last: int) -> Numbers:
-        return self._type.split(self._blocks[first:last].view(last - first, -1, self._block_bytes))
+        return self._numbers(slice(first, last))
 
     def rows(self, outputs: Tensor) -> Tensor:
-        blocks = self._blocks[outputs.reshape(-1)].view(outputs.numel(), -1, self._block_bytes)
-        return dequantize(self.format, self._type.split(blocks)).view(*outputs.shape, self.num_inputs)
+        return dequantize(self.format, self._numbers(outputs.reshape(-1))).view(*outputs.shape, self.num_inputs)
+
+    def _numbers(self, outputs: slice | Tensor) -> Numbers:
+        blocks = self._blocks[outputs if self._order is None else self._order[outputs]]
+        return self._type.split(blocks.view(len(blocks), -1, self._block_bytes))
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:

@@ -23,13 +23,15 @@ from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
 from lp.model.quantization.model import empty_model, fill, takes_quantized
+from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
-from lp.model.weight_files import Shard
+from lp.model.weight_files import Matrices, Shard
 
 log = logging.getLogger("lookahead")
 
 # What transformers does to tensors of the file: nothing, another order of rows, or another offset of norms.
 _SIMPLE = ("TensorProcessor", "LlamaTensorProcessor", "Gemma2TensorProcessor", "NemotronTensorProcessor")
+SIMPLE = "a GGUF file whose weights are not unpacked has the model's own tensors"
 PLAIN: dict[int, torch.dtype] = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -68,8 +70,9 @@ class GgufFile:
         """The name in the file of each parameter of a model, by the model's own name; of those that the file has."""
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         known = gguf.get_tensor_name_map(self._architecture, num_layers)
+        ties = model.all_tied_weights_keys  # a rank may hold one of two tied ones
         found = {}
-        for own in model.state_dict():
+        for own in dict.fromkeys([*model.state_dict(), *ties, *ties.values()]):
             module, _, last = own.rpartition(".")
             if f"{(name := known.get_name(module))}.{last}" in self._tensors:
                 found[own] = f"{name}.{last}"
@@ -78,20 +81,32 @@ class GgufFile:
     def kind(self, name: str) -> GGMLQuantizationType:
         return GGMLQuantizationType(self._tensors[name].kind)
 
-    def quantized(self, name: str, dtype: torch.dtype) -> QuantizedWeight | None:
-        """A tensor as it is in the file; None for one that kernels cannot read as it is. dtype: of the model."""
+    def quantized(
+        self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+    ) -> QuantizedWeight | None:
+        """A tensor, or a shard of it, as it is in the file; None for one that kernels cannot read as it is.
+
+        expected: shape of the whole tensor. dtype: of the model. Raises CheckpointError, and UnevenCut.
+        """
+        assert isinstance(name, str), SIMPLE
         one = self._tensors[name]
         if one.kind not in BLOCK_TYPES or len(one.shape) != 2:
             return None
-        return GgufWeight(torch.from_numpy(self._ordered(name, self._rows(one))), one.kind, dtype)
+        self._check_shape(name, one.shape, expected)
+        blocks = torch.from_numpy(self._rows(one))
+        places = np.arange(len(blocks))
+        order = self._ordered(name, places[:, None])[:, 0]
+        order = None if np.array_equal(order, places) else torch.from_numpy(order)
+        return part_of(GgufWeight(blocks, one.kind, dtype, order), shard)
 
     def read(
-        self, name: str, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+        self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, unpacked; see WeightFiles.read."""
+        assert isinstance(name, str), SIMPLE
         whole = self.plain(name, dtype)
-        if tuple(whole.shape) != tuple(expected):
-            raise CheckpointError(f"{name} of {self.path!r} has shape {list(whole.shape)}, not {list(expected)}")
+        self._check_shape(name, whole.shape, expected)
         if shard is not None:
             whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
         return whole.to(device)
@@ -109,6 +124,10 @@ class GgufFile:
             begin += len(part)
         ordered = self._ordered(name, whole.view(torch.uint8).numpy())
         return torch.from_numpy(ordered).view(dtype).view(one.shape)
+
+    def _check_shape(self, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
+        if tuple(found) != tuple(expected):
+            raise CheckpointError(f"{name} of {self.path!r} has shape {list(found)}, not {list(expected)}")
 
     def _unpacked(self, one: TensorInfo) -> Iterator[Tensor]:
         """[rows, inputs] in float32 or in the file's own format, some rows at a time."""
@@ -140,8 +159,12 @@ def read_gguf(
     source, model = GgufFile(file, config), empty_model(config, dtype)
     tensors: dict[str, Tensor | QuantizedWeight] = {}
     unpacked: Counter[str] = Counter()
-    for own, name in source.names(model).items():
-        found = source.quantized(name, dtype) if device.type == "cpu" and takes_quantized(model, own) else None
+    names = source.names(model)
+    for own, empty in model.state_dict().items():
+        if (name := names.get(own)) is None:
+            continue
+        is_packed = device.type == "cpu" and takes_quantized(model, own)
+        found = source.quantized(name, empty.shape, None, dtype) if is_packed else None
         if found is None:
             if source.kind(name) not in PLAIN:
                 unpacked[source.kind(name).name] += 1

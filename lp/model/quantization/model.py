@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Mapping
 
 import torch
 from accelerate import init_empty_weights
@@ -16,7 +17,14 @@ from lp.model.weight_files import Matrices, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there."""
+    """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there.
+
+    The model does not know that its checkpoint is quantised.
+    """
+    config = copy.deepcopy(config)
+    for one in (config, config.get_text_config(decoder=True)):
+        if hasattr(one, "quantization_config"):
+            delattr(one, "quantization_config")
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
@@ -63,10 +71,10 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
 
 
 def without_twins(
-    files: WeightFiles, model: PreTrainedModel, keys: Iterable[str] | None = None
+    files: WeightFiles, model: PreTrainedModel, names: Mapping[str, str | Matrices]
 ) -> dict[str, str | Matrices]:
-    """`WeightFiles.names`, without tied parameters that the files have twice."""
-    names = files.names(model, keys)
+    """What `WeightFiles.names` gives, without tied parameters that the files have twice."""
+    names = dict(names)
     for target, source in model.all_tied_weights_keys.items():
         one, other = names.get(target), names.get(source)
         if not isinstance(one, str) or not isinstance(other, str) or not {one, other} <= set(files.keys):

@@ -16,26 +16,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lp.model.program.record import recorder
+from lp.model.quantization.part import unpack
 from lp.model.quantization.weight import QuantizedWeight
 
 
 class QuantizedParameter(Tensor):
     """A parameter [N, K] without memory of its own, in the dtype and on the device of the model.
 
-    unpacked: all numbers [N, K] in that dtype, if they are kept; see `keep_unpacked`.
+    has_zeros: whether there is a row of zeros behind the rows of the weight, in a table of embeddings. unpacked: all
+    numbers [N, K] in that dtype, if they are kept; see `keep_unpacked`.
     """
 
     quantized: QuantizedWeight
+    has_zeros: bool
     unpacked: Tensor | None
 
     @staticmethod
-    def __new__(cls, quantized: QuantizedWeight, device: torch.device) -> QuantizedParameter:
-        shape = quantized.num_outputs, quantized.num_inputs
+    def __new__(cls, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False) -> QuantizedParameter:
+        shape = quantized.num_outputs + has_zeros, quantized.num_inputs
         return Tensor._make_wrapper_subclass(cls, shape, dtype=quantized.dtype, device=device)
 
-    def __init__(self, quantized: QuantizedWeight, device: torch.device):
+    def __init__(self, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False):
         self.quantized = quantized
+        self.has_zeros = has_zeros
         self.unpacked = None
+
+    def with_zeros(self) -> QuantizedParameter:
+        """The same weight with a row of zeros behind its rows."""
+        return QuantizedParameter(self.quantized, self.device, has_zeros=True)
 
     def free(self) -> None:
         """Gives the memory of the numbers back. They cannot be read any more."""
@@ -55,7 +63,7 @@ class QuantizedParameter(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
-            return QuantizedParameter(args[0].quantized, args[0].device)
+            return QuantizedParameter(args[0].quantized, args[0].device, args[0].has_zeros)
         raise NotImplementedError(f"{func.__name__} on quantised weights")
 
 
@@ -81,17 +89,17 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     quantized = table.quantized
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
-    return quantized.rows(tokens.cpu()).to(device=tokens.device, dtype=table.dtype)
+    places = tokens.cpu()
+    rows = quantized.rows(places.clamp(max=quantized.num_outputs - 1) if table.has_zeros else places)
+    if table.has_zeros:
+        rows = torch.where(places[..., None] < quantized.num_outputs, rows, 0.0)
+    return rows.to(device=tokens.device, dtype=table.dtype)
 
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
     """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes."""
-    found = {id(one.quantized): one for one in model.parameters() if isinstance(one, QuantizedParameter)}
-    if sum(one.numel() * one.dtype.itemsize for one in found.values()) > most_bytes:
+    parameters = [one for one in model.parameters() if isinstance(one, QuantizedParameter) and not one.has_zeros]
+    if sum(one.numel() * one.dtype.itemsize for one in parameters) > most_bytes:
         return
-    for one in found.values():
-        one.unpacked = torch.empty(one.shape, dtype=one.dtype, device=one.device)
-        begin = 0
-        for some in one.quantized.dequantized():
-            one.unpacked[begin : begin + len(some)] = some
-            begin += len(some)
+    for one in parameters:
+        one.unpacked = unpack(one.quantized, None, one.device)

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from lp.model.probes import Probes, spread_probes
-from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
+from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
+from lp.model.quantization.part import check_inputs, unpack
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
-from lp.model.weight_files import WeightFiles
+from lp.model.weight_files import Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
 
 log = logging.getLogger("lookahead")
@@ -148,19 +150,90 @@ def read_and_quantize(
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
 
+class QuantizingFiles:
+    """The tensors of a checkpoint, by name, for a rank that reads parts of them; weights that can be are quantised.
+
+    It is a context manager, as it keeps files open.
+    """
+
+    def __init__(self, path: str, weights: Weights):
+        """path: folder or hub id. Raises CheckpointError."""
+        self._files, self._weights = WeightFiles(path), weights
+        self._bits: dict[str | Matrices, int] = {}
+
+    def __enter__(self) -> QuantizingFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.__exit__(*error)
+
+    @property
+    def path(self) -> str:
+        return self._files.path
+
+    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+        """See WeightFiles.names."""
+        names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
+        for name in model.state_dict():
+            key = names.get(name) or names.get(twins.get(name, name))
+            if isinstance(key, str) and _can_quantize(model, name):
+                self._files.check_floating(key)
+                self._bits[key] = _bits(model, name, self._weights)
+        return names
+
+    def quantized(
+        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+    ) -> QuantizedWeight | None:
+        """A weight, or a shard of it, quantised; None for a tensor that is not to be. See QuantizedFiles.quantized.
+
+        Groups do not extend over the ends of a shard, so it is that of the quantised weight.
+        """
+        if key not in self._bits:
+            return None
+        stored = self._stored(key, expected)
+        if shard is not None:
+            if shard.dim == 1:
+                for inputs in shard.ranges:
+                    check_inputs(inputs)
+            parts = [stored[bounds] for bounds in shard.bounds(expected)]
+            stored = parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
+        return quantize(stored, self._bits[key], dtype)
+
+    def read(
+        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """A tensor, or a shard of it, with the numbers that it has when it is quantised; see WeightFiles.read."""
+        if (weight := self.quantized(key, expected, None, dtype)) is not None:
+            return unpack(weight, shard, device)
+        return self._files.read(key, expected, shard, dtype, device)
+
+    def _stored(self, key: str | Matrices, expected: Sequence[int]) -> Tensor:
+        assert isinstance(key, str), "experts are not quantised"
+        stored = self._files.view(key)
+        if tuple(stored.shape) != tuple(expected):
+            raise CheckpointError(f"{key} of {self.path!r} has shape {list(stored.shape)}, not {list(expected)}")
+        return stored
+
+
 def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor | QuantizedWeight]:
     """The tensors of a model by its own names. Weights that can be quantised are left in the file."""
-    names = without_twins(files, model)
+    names = without_twins(files, model, files.names(model))
     tensors: dict[str, Tensor | QuantizedWeight] = {}
     for name, empty in model.state_dict().items():
         if (key := names.get(name)) is None:
             continue
-        if isinstance(key, str) and takes_quantized(model, name) and empty.shape[1] % GROUP == 0:
+        if isinstance(key, str) and _can_quantize(model, name):
             files.check_floating(key)
             tensors[name] = UnquantizedWeight(files.view(key), dtype)
         else:
             tensors[name] = files.read(key, empty.shape, None, dtype, torch.device("cpu"))
     return tensors
+
+
+def _can_quantize(model: PreTrainedModel, name: str) -> bool:
+    """Whether a parameter can be quantised."""
+    return takes_quantized(model, name) and model.get_parameter(name).shape[1] % GROUP == 0
 
 
 def _bits(model: PreTrainedModel, name: str, weights: Weights) -> int:
@@ -198,7 +271,7 @@ def quantize(weight: Tensor, bits: int, dtype: torch.dtype) -> IntegerWeight:
     at_once = max(1, AT_ONCE // num_inputs)
     for first in range(0, num_outputs, at_once):
         some = weight[first : first + at_once].float()
-        codes, own = quantize_groups(some.view(-1, GROUP), bits)
+        codes, own = quantize_groups(some.reshape(-1, GROUP), bits)
         codes = codes.view(len(some), -1)
         packed[first : first + at_once] = codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
         scales[first : first + at_once] = own.view(len(some), -1)

@@ -10,7 +10,8 @@ N outputs, K inputs, S inputs that share a scale (and a minimum), G inputs that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,13 @@ class QuantizedWeight(ABC):
         at_once = max(1, AT_ONCE // self.num_inputs)
         for first in range(0, self.num_outputs, at_once):
             yield dequantize(self.format, self.numbers(first, min(first + at_once, self.num_outputs)))
+
+
+def summary(weights: Iterable[QuantizedWeight]) -> str:
+    """How many weights there are in each format, and the memory that they take."""
+    found = [*weights]
+    kinds = ", ".join(f"{count} in {name}" for name, count in Counter(one.format.name for one in found).items())
+    return f"{kinds or 'none is quantised'}, {sum(one.num_bytes for one in found) / 1e9:.3g} GB"
 
 
 def dequantize(format: WeightFormat, numbers: Numbers) -> Tensor:

@@ -66,6 +66,22 @@ def test_columns_are_dealt_out_in_multiples(size: int, count: int, expected: lis
     assert [len(held) for held in deal(size, count)] == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "expected"),
+    [
+        (1536, 2, [768, 768]),
+        (13_696, 8, [1664] * 2 + [1728] * 6),  # instead of 1712, which no 32 divides
+        (1600, 2, [800, 800]),
+        (1568, 2, [768, 800]),
+        (96, 2, [48, 48]),  # 32 and 64 would be too uneven
+    ],
+)
+def test_columns_of_packed_weights_are_dealt_out_in_multiples_where_that_is_nearly_even(
+    size: int, count: int, expected: list[int]
+) -> None:
+    assert [len(held) for held in deal(size, count, multiple=32)] == expected
+
+
 def test_columns_are_dealt_out_without_a_gap_and_evenly() -> None:
     for size in [*range(1, 200), 1000, 1536, 4097, 50_257]:
         for count in range(1, min(size, 9) + 1):

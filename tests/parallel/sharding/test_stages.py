@@ -15,9 +15,9 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast_forward import SequenceRows
 from lp.model.memory import num_weight_bytes
+from lp.model.quantization.model import empty_model
 from lp.tree import TreeBuilder
 from parallel.sharding.stages import EarlierLayer, cut_stage, read_stage, share_out
-from parallel.sharding.weights import empty_model
 from tests.models import save_checkpoint
 from tests.slow import slow_except
 

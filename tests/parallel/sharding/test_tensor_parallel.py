@@ -16,6 +16,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
+from lp.model.quantization.model import empty_model
 from lp.model.weight_files import Shard
 from lp.request import DecodingMethod
 from lp.runner.single_device import SingleDevice
@@ -27,7 +28,6 @@ from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.sharding.slices import shards, slices
 from parallel.sharding.tensor import check_degree, plan, read_sharded
-from parallel.sharding.weights import empty_model
 from tests.models import SIZES, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 

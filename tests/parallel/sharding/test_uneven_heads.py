@@ -16,13 +16,13 @@ from lp.engine.builder import EngineSettings
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.checkpoint import ModelSettings
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.quantization.model import empty_model
 from lp.tree import chain
 from parallel.build import MeshTopology
 from parallel.comm.channel import Channel
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from parallel.sharding.slices import count_own_heads, deal_heads, shards, slices
 from parallel.sharding.tensor import plan
-from parallel.sharding.weights import empty_model
 from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 

@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
+from lp.model.quantization.model import empty_model
 from lp.model.weight_files import Shard
 from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
-from parallel.sharding.weights import empty_model, fill
+from parallel.sharding.weights import fill
 from tests.models import load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks
 
@@ -30,8 +31,9 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32, shards: dict[str, Shard] | None = None) -> PreTrainedModel:
-    model = empty_model(AutoConfig.from_pretrained(folder), dtype)
-    fill(model, str(folder), dtype, CPU, shards)
+    config = AutoConfig.from_pretrained(folder)
+    model = empty_model(config, dtype)
+    fill(model, str(folder), config, dtype, CPU, shards)
     return model
 
 
@@ -111,7 +113,7 @@ def test_only_files_with_wanted_tensors_are_read(tmp_path: Path) -> None:
     model = empty_model(AutoConfig.from_pretrained(folder), torch.float32)
     for part in (model, expected):
         part.set_submodule("model.layers.2", torch.nn.Identity())
-    fill(model, str(folder), torch.float32, CPU)
+    fill(model, str(folder), model.config, torch.float32, CPU)
     assert_same(model, expected)
 
 
@@ -136,7 +138,7 @@ def test_a_tied_head_without_the_embedding_finds_its_weights(tmp_path: Path) -> 
         change_weights(folder, change)
         model = empty_model(AutoConfig.from_pretrained(folder), torch.float32)
         model.set_submodule("model.embed_tokens", torch.nn.Identity())
-        fill(model, str(folder), torch.float32, CPU)
+        fill(model, str(folder), model.config, torch.float32, CPU)
         assert torch.equal(model.get_parameter("lm_head.weight"), expected.get_parameter("lm_head.weight"))
 
 
@@ -169,10 +171,10 @@ def test_a_hub_id_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mon
     for several in (False, True):
         if several:
             split_files(folder)
-        fill(model, "somebody/tiny", torch.float32, CPU)
+        fill(model, "somebody/tiny", model.config, torch.float32, CPU)
         assert_same(model, expected)
     with pytest.raises(CheckpointError, match=r"of 'somebody/other' cannot be read: "):
-        fill(model, "somebody/other", torch.float32, CPU)
+        fill(model, "somebody/other", model.config, torch.float32, CPU)
 
 
 def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
@@ -184,6 +186,7 @@ def growth(mesh: Mesh, channel: Channel, folder: str) -> tuple[int, int]:
     fill(
         model,
         folder,
+        model.config,
         torch.float32,
         CPU,
         {name: Shard(0, (range(height // 4, height // 2),)) for name, height in heights.items()},
@@ -228,14 +231,6 @@ def test_a_missing_expert_is_told(tmp_path: Path) -> None:
     gone = next(name for name in load_file(folder / SINGLE) if "layers.1" in name and "experts.2.w2" in name)
     change_weights(folder, lambda weights: weights.pop(gone))
     assert "do not fit its config.json: there are 3 experts as model.layers.1." in refusal(folder)
-
-
-def test_quantized_weights_are_refused(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path)
-    config = AutoConfig.from_pretrained(folder)
-    config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(CheckpointError, match=r"is quantized, .*parallel=lp"):
-        empty_model(config, torch.float32)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 100, None])

@@ -163,19 +163,6 @@ def test_text_of_ranks_is_that_of_generate_on_the_unpacked_model(num_ranks: int,
         assert found == [expected] * len(METHODS)
 
 
-def refusals_of_ranks(mesh: Mesh, channel: Channel, folder: str, axis: str) -> str:
-    with pytest.raises(ValueError) as raised:
-        next(engines(mesh, folder, [{axis: mesh.num_ranks}]))
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("axis", ["tp", "pp"])
-def test_ranks_with_a_part_of_the_model_refuse(axis: str, tmp_path: Path) -> None:
-    quantized, _ = write_quantized(tmp_path, KINDS["awq"])
-    for message in run_ranks(refusals_of_ranks, 2, str(quantized), axis):
-        assert "cannot be read in parts" in message and "parallel=lp" in message
-
-
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     quantized, plain = write_quantized(tmp_path, KINDS["packed-4-zeros"], tie_word_embeddings=True)
     model = read(quantized)

@@ -20,7 +20,6 @@ from lp.model.quantization import quantize as quantizing
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights, quantize
 from lp.platform.build import find_compiler
-from parallel.sharding.stages import read_stage
 from tests.gguf_files import write_gguf
 from tests.lp.model.quantization.test_checkpoints import METHODS, NUM_TOKENS, PROMPT, tokens, unpacked
 from tests.models import generate_greedily, load_reference, save_checkpoint
@@ -157,9 +156,3 @@ def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(ValueError, match=r"model\.weights=int8: the weights of a GGUF file are read as they are; use"):
         load(ModelSettings(str(file), device="cpu", weights=Weights.int8))
-
-
-def test_ranks_with_a_part_of_the_model_refuse(checkpoint_folder: Callable[[str], Path]) -> None:
-    settings = ModelSettings(str(checkpoint_folder("llama")), device="cpu", weights=Weights.int4)
-    with pytest.raises(ValueError, match=r"model\.weights=int4 is for ranks that hold the whole model; use parallel="):
-        load(settings, reader=read_stage(0, 2))
