@@ -81,7 +81,7 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     quantized = table.quantized
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
-    return quantized.rows(tokens.cpu()).to(device=tokens.device, dtype=table.dtype)
+    return quantized.rows(tokens.to(quantized.device)).to(device=tokens.device, dtype=table.dtype)
 
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
