@@ -23,7 +23,7 @@ from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
 from lp.model.gpu.make import make_program
-from lp.model.gpu.packed_product import ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of
+from lp.model.gpu.packed_product import ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, unrolled
 from lp.model.gpu.packed_product import tile_of as tile_of_packed
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
@@ -288,7 +288,7 @@ def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
     for format in PACKED_FORMATS:
         scale = f"*{TYPES[format.scale]}"
         own_types = types | {"scales": scale, "minima": scale, "steps": f"*{TYPES[format.step or torch.uint8]}"}
-        constants = constants_of(format, 4096)
+        constants = constants_of(format, 4096) | {"UNROLL": unrolled(4096)}
         for rows in PRODUCT_ROWS if format is PACKED_FORMATS[0] else (PRODUCT_ROWS[0], PRODUCT_ROWS[-1]):
             tile = tile_of_packed(rows, dtype.itemsize)
             yield Variant(

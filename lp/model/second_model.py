@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedConfig
 
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import read_whole
+from lp.model.checkpoint import read_whole, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError
@@ -64,7 +64,8 @@ class SecondModelExtension(Extension):
         own = self._own
         assert own is not None, "it is checked first"
         config = own.config if self.settings.path else with_first_layers(own.config, self.settings.layers, self.role)
-        check_fits(own.path, config, main.dtype, main.device, own.max_length)
+        num_bytes = weight_bytes(own, main.dtype) if main.device.type == "cuda" else None
+        check_fits(own.path, config, main.dtype, main.device, own.max_length, weight_bytes=num_bytes)
         model, layers = read_whole(own.path, config, main.dtype, main.device)
         self.model = CausalModel(model, min(own.max_length, known.max_length), known.eos, self.attention, layers)
         self._references = check_tree(self.model, text_probes(own.tokenizer))

@@ -70,14 +70,21 @@ def _decode(
 
 
 @triton.jit
-def _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS: tl.constexpr):
-    """int32 [n, 32] twice: the codes of both groups of a block of 64 inputs, or the lower 4 bits of them."""
+def _load_codes(
+    codes, n, is_output, block, num_groups, plane_stride, MAY_BE_ODD: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
+    """int32 [n, 32] twice: the codes of both groups of a block of 64 inputs, or the lower 4 bits of them.
+
+    MAY_BE_ODD: whether the last block may have one group.
+    """
     k = tl.arange(0, 32)
     at = codes + n[:, None] * 32 + k[None, :]
     size = tl.cast(plane_stride, tl.int64) * 32
     if BITS == 8:
         first = tl.load(at + size * (block * 2), mask=is_output[:, None], other=0).to(tl.int32)
-        is_there = is_output & (block * 2 + 1 < num_groups)
+        is_there = is_output
+        if MAY_BE_ODD:
+            is_there = is_there & (block * 2 + 1 < num_groups)
         second = tl.load(at + size * (block * 2 + 1), mask=is_there[:, None], other=0).to(tl.int32)
     else:
         pairs = tl.load(at + size * block, mask=is_output[:, None], other=0).to(tl.int32)
@@ -90,14 +97,16 @@ def _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS: tl.c
 def multiply_packed(
     x, codes, upper, scales, steps, minima, minimum_steps, codebook, bias, out, parts, counters, num_rows, num_inputs,
     num_outputs, num_blocks, row_stride, plane_stride, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr,
-    SPAN: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_MINIMUM_STEPS: tl.constexpr,
+    UNROLL: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, FACTOR: tl.constexpr,
+    SHIFT: tl.constexpr, SPAN: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_MINIMUM_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles of outputs, tiles of rows, S]. out [R, N] = x [R, K] times a packed weight + bias.
 
-    num_blocks: of 64 inputs that a program has. The other arguments are as in multiply_in_splits. The weight is the
-    left factor, and rows are the right one, so that for any number of rows the same instructions multiply them; sums go
-    from the first input of a share to its last, and from the first share to the last.
+    num_blocks: of 64 inputs that a program has, of which UNROLL are in one turn; 2 is for weights whose blocks are even
+    in number. The other arguments are as in multiply_in_splits. The weight is the left factor, and rows are the right
+    one, so that for any number of rows the same instructions multiply them; sums go from the first input of a share to
+    its last, and from the first share to the last.
     """
     column, split, num_splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     m, n = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -107,21 +116,26 @@ def multiply_packed(
     rows = x + m[:, None].to(tl.int64) * row_stride + k[None, :]
     sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
     last = tl.minimum((split + 1) * num_blocks, (num_groups + 1) // 2)
-    for block in range(split * num_blocks, last):
-        first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS)
-        weight = _decode(
-            first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
-            BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
-        )  # fmt: skip
-        of_rows = tl.load(rows + block * 64, mask=is_row[:, None], other=0.0)
-        sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
-        has_second = block * 2 + 1 < num_groups
-        weight = _decode(
-            second, upper, scales, steps, minima, minimum_steps, codebook, n, is_output & has_second, block * 2 + 1,
-            plane_stride, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
-        )  # fmt: skip
-        of_rows = tl.load(rows + block * 64 + 32, mask=is_row[:, None] & has_second, other=0.0)
-        sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
+    for begin in range(split * num_blocks, last, UNROLL):
+        for number in tl.static_range(UNROLL):
+            block = begin + number
+            first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, UNROLL == 1, BITS)
+            weight = _decode(
+                first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
+                BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            )  # fmt: skip
+            of_rows = tl.load(rows + block * 64, mask=is_row[:, None], other=0.0)
+            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
+            is_there, is_number = is_output, is_row
+            if UNROLL == 1:  # the last block may have one group
+                is_there = is_there & (block * 2 + 1 < num_groups)
+                is_number = is_number & (block * 2 + 1 < num_groups)
+            weight = _decode(
+                second, upper, scales, steps, minima, minimum_steps, codebook, n, is_there, block * 2 + 1,
+                plane_stride, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            )  # fmt: skip
+            of_rows = tl.load(rows + block * 64 + 32, mask=is_number[:, None], other=0.0)
+            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
     is_last = True
     if num_splits > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + column
@@ -160,7 +174,7 @@ def unpack(
     else:
         n = first_output + r
     num_groups = num_inputs // 32
-    first, second = _load_codes(codes, n, is_row, block, num_groups, plane_stride, BITS)
+    first, second = _load_codes(codes, n, is_row, block, num_groups, plane_stride, True, BITS)
     at = out + r[:, None].to(tl.int64) * num_inputs + block * 64 + k[None, :]
     numbers = _decode(
         first, upper, scales, steps, minima, minimum_steps, codebook, n, is_row, block * 2, plane_stride,

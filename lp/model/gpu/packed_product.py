@@ -1,7 +1,7 @@
 """Products and lookups of quantised weights, which a GPU's kernels read as they are packed.
 
-With few rows a product takes as long as its weight is read, so one kernel decodes codes in registers. With more rows than
-graphs have, it takes as long as the arithmetic: some outputs at a time are unpacked and multiplied by cuBLAS.
+With few rows a product takes as long as its weight is read, so one kernel decodes codes in registers. With more rows
+than graphs have, it takes as long as the arithmetic: some outputs at a time are unpacked and multiplied by cuBLAS.
 
 R rows, K inputs, N outputs
 """
@@ -35,7 +35,7 @@ LEAST_ROWS, MOST_ROWS, MOST_ROWS_FLOAT32 = 16, 128, 32
 # less often.
 MANY_ROWS = 64
 FEW_OUTPUTS, MANY_OUTPUTS = 64, 128
-# The most rows of a product by the kernel that decodes in registers, and numbers that are unpacked at a time for others.
+# The most rows of a product by the kernel that decodes in registers. For more, so many numbers are unpacked at a time.
 MOST_DECODED, AT_ONCE = LADDER[-1], 1 << 26
 # Rows that one program of a lookup has.
 ROWS_OF_LOOKUP, ROWS_OF_UNPACKING = 16, 64
@@ -69,6 +69,13 @@ def num_shares(num_inputs: int, num_outputs: int) -> int:
     num_tiles, num_blocks = -(-num_outputs // FEW_OUTPUTS), -(-num_inputs // BLOCK)
     most = max(1, min(MOST_PROGRAMS // num_tiles, num_blocks // LEAST_BLOCKS))
     return 1 << (most.bit_length() - 1)
+
+
+def unrolled(num_inputs: int) -> int:
+    """Blocks of inputs in one turn of a program's loop: two, where they fit, so that the scales of four groups, which
+    are too small to be copied ahead as codes are, are on their way at a time.
+    """
+    return 1 if num_inputs % (2 * BLOCK) else 2
 
 
 @cache
@@ -124,8 +131,8 @@ class PackedProducts:
 
         num_rows, (num_inputs, num_outputs) = len(x), weight.shape
         tile = tile_of(ROWS if self._is_invariant else num_rows, x.element_size())
-        num_blocks = -(-num_inputs // BLOCK)
-        share = -(-num_blocks // num_shares(num_inputs, num_outputs))
+        num_blocks, unroll = -(-num_inputs // BLOCK), unrolled(num_inputs)
+        share = -(-num_blocks // (unroll * num_shares(num_inputs, num_outputs))) * unroll
         grid = -(-num_outputs // tile.outputs), -(-num_rows // tile.rows), -(-num_blocks // share)
         out = x.new_empty(num_rows, num_outputs)
         counters = self._counters
@@ -133,7 +140,7 @@ class PackedProducts:
         kernels.start(
             packed_kernels.multiply_packed, grid, x, *self._planes(weight), x if bias is None else bias, out, parts,
             counters, num_rows, num_inputs, num_outputs, share, x.stride(0), _stride(weight), int(bias is not None),
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, **constants_of(weight.format, num_inputs),
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unroll, **constants_of(weight.format, num_inputs),
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return out

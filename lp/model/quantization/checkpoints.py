@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
+from lp.model.quantization.packed import pack
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, WeightFiles
 from lp.platform.hardware import dtype_name
@@ -99,15 +100,12 @@ class StoredWeight(QuantizedWeight):
 def read_quantized(
     path: str, config: PreTrainedConfig, method: Method, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights; see Reader in lp/model/checkpoint.py. On a CPU quantised ones stay as they are.
+    """Reads all weights; see Reader in lp/model/checkpoint.py. Quantised ones stay so: on a CPU as they are, and packed
+    on a GPU.
 
     Raises CheckpointError.
     """
-    config = copy.deepcopy(config)
-    for one in (config, config.get_text_config(decoder=True)):
-        if hasattr(one, "quantization_config"):
-            delattr(one, "quantization_config")
-    model = empty_model(config, dtype)
+    model = empty_model(without_method(config), dtype)
     with WeightFiles(path) as files:
         tensors = _read_all(files, model, method, dtype)
     quantized = [one for one in tensors.values() if isinstance(one, QuantizedWeight)]
@@ -120,13 +118,21 @@ def read_quantized(
     )
     if method.has_activations:
         log.info("the checkpoint is made for quantised activations as well; here they stay in %s", dtype_name(dtype))
-    if device.type != "cpu":
-        log.info("quantised weights are unpacked to %s on a GPU", dtype_name(dtype))
+    if device.type == "cuda":
         tensors = {
-            name: _unpacked(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
+            name: pack(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
         }
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
+
+
+def without_method(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the same model that is not quantised."""
+    config = copy.deepcopy(config)
+    for one in (config, config.get_text_config(decoder=True)):
+        if hasattr(one, "quantization_config"):
+            delattr(one, "quantization_config")
+    return config
 
 
 def _read_all(
@@ -389,13 +395,3 @@ def _awq_codes(packed: Tensor, outputs: Outputs) -> Tensor:
 
 def _indices(outputs: Outputs, count: int) -> Tensor:
     return torch.arange(count)[outputs] if isinstance(outputs, slice) else outputs
-
-
-def _unpacked(weight: QuantizedWeight, device: torch.device) -> Tensor:
-    """[N, K] in the weight's dtype."""
-    whole = torch.empty(weight.num_outputs, weight.num_inputs, dtype=weight.dtype, device=device)
-    first = 0
-    for part in weight.dequantized():
-        whole[first : first + len(part)] = part
-        first += len(part)
-    return whole

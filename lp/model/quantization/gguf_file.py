@@ -23,6 +23,7 @@ from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
 from lp.model.quantization.model import empty_model, fill, takes_quantized
+from lp.model.quantization.packed import pack
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
 from lp.model.weight_files import Shard
 
@@ -133,7 +134,8 @@ class GgufFile:
 def read_gguf(
     file: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights of a file; see Reader in lp/model/checkpoint.py. On a CPU quantised ones stay as they are.
+    """Reads all weights of a file; see Reader in lp/model/checkpoint.py. Quantised ones stay so: on a CPU as they are,
+    and packed on a GPU.
 
     Raises CheckpointError.
     """
@@ -141,7 +143,9 @@ def read_gguf(
     tensors: dict[str, Tensor | QuantizedWeight] = {}
     unpacked: Counter[str] = Counter()
     for own, name in source.names(model).items():
-        found = source.quantized(name, dtype) if device.type == "cpu" and takes_quantized(model, own) else None
+        found = source.quantized(name, dtype) if takes_quantized(model, own) else None
+        if found is not None and device.type == "cuda":
+            found = pack(found, device)
         if found is None:
             if source.kind(name) not in PLAIN:
                 unpacked[source.kind(name).name] += 1

@@ -183,10 +183,3 @@ def join(weights: Sequence[PackedWeight]) -> PackedWeight:
     parts = [one.planes.all() for one in weights]
     planes = {name: torch.cat([own[name] for own in parts], dim=1) for name in parts[0]}
     return PackedWeight(first.format, first.num_inputs, first.dtype, first.planes.like(planes))
-
-
-def can_join(one: PackedWeight, other: PackedWeight) -> bool:
-    """Whether two weights have the same planes."""
-    return (one.format, one.num_inputs) == (other.format, other.num_inputs) and (
-        one.planes.all().keys() == other.planes.all().keys()
-    )

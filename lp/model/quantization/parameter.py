@@ -86,12 +86,43 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
     """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes."""
-    found = {id(one.quantized): one for one in model.parameters() if isinstance(one, QuantizedParameter)}
-    if sum(one.numel() * one.dtype.itemsize for one in found.values()) > most_bytes:
+    found = quantized_parameters(model)
+    if sum(one.numel() * one.dtype.itemsize for one in found) > most_bytes:
         return
-    for one in found.values():
-        one.unpacked = torch.empty(one.shape, dtype=one.dtype, device=one.device)
-        begin = 0
-        for some in one.quantized.dequantized():
-            one.unpacked[begin : begin + len(some)] = some
-            begin += len(some)
+    for one in found:
+        one.unpacked = _unpacked(one)
+
+
+def drop_unpacked(model: nn.Module) -> None:
+    """Gives back what `keep_unpacked` has taken."""
+    for one in quantized_parameters(model):
+        one.unpacked = None
+
+
+def unpack_parameters(model: nn.Module) -> None:
+    """Puts plain parameters in the place of quantised ones, one after the other."""
+    plain: dict[int, nn.Parameter] = {}
+    for one in quantized_parameters(model):
+        plain[id(one.quantized)] = nn.Parameter(_unpacked(one), requires_grad=False)
+        one.free()
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if isinstance(one, QuantizedParameter):
+                module._parameters[name] = plain[id(one.quantized)]
+
+
+def quantized_parameters(model: nn.Module) -> list[QuantizedParameter]:
+    """Those of a model, with weights that are tied once."""
+    found = (one for one in model.parameters() if isinstance(one, QuantizedParameter))
+    return [*{id(one.quantized): one for one in found}.values()]
+
+
+def _unpacked(one: QuantizedParameter) -> Tensor:
+    """[N, K] in the dtype of the model."""
+    if one.unpacked is not None:
+        return one.unpacked
+    whole, begin = torch.empty(one.shape, dtype=one.dtype, device=one.device), 0
+    for some in one.quantized.dequantized():
+        whole[begin : begin + len(some)] = some
+        begin += len(some)
+    return whole
