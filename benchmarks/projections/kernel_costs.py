@@ -47,8 +47,8 @@ ATTENTION_US = 11.0
 # Products of up to so many rows read weights at one share of the data sheet's bandwidth, and those of so many at
 # another one, as measured on an H200 (benchmarks/results/gpu-speed-before.md).
 FEW_ROWS, SHARE_AT_FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 64, 0.77, 128, 0.70
-# What products with quantised weights are ASSUMED to get of the bandwidth, as no GPU has run them: the 8 instructions of
-# their kernel for a weight of 4 bits take an H200's multiprocessors 2.5 times as long as its memory takes.
+# What products with quantised weights are ASSUMED to get of the bandwidth, as no GPU has run them: the instructions of
+# their kernel, 8 for a weight of 4 bits, take an H200's multiprocessors 2.5 times as long as its memory takes.
 ASSUMED_SHARE_OF_PACKED = 0.4
 ITEMSIZE = torch.bfloat16.itemsize
 # Kinds of kernels.

@@ -1,4 +1,4 @@
-"""Products of quantised weights on a GPU: right for every format, the same bits each time and for any number of rows."""
+"""Products of quantised weights on a GPU: right for every format, with the same bits for any number of rows."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from lp.model.gpu.plan import (
     RunProduct,
     RunStage,
     RunTopK,
+    packed_weights,
 )
 from lp.model.gpu.products import Multiply
 from lp.model.gpu.prompts import PromptAttention, PromptStep
@@ -66,7 +67,7 @@ class FusedForward:
         self._program = program
         self._dtype = dtype
         self._multiply = multiply
-        self._packed = PackedProducts(arena.device, is_invariant)
+        self._packed = PackedProducts(arena.device, is_invariant, packed_weights(plan))
         self._counters = new_counters(arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]

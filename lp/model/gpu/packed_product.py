@@ -8,6 +8,7 @@ R rows, K inputs, N outputs
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -117,11 +118,15 @@ def _factor(format: WeightFormat) -> float | None:
 class PackedProducts:
     """Computes products of packed weights. Its kernels may be captured."""
 
-    def __init__(self, device: torch.device, is_invariant: bool = False):
-        """is_invariant: whether each row is computed alike, whatever other rows there are."""
+    def __init__(self, device: torch.device, is_invariant: bool = False, weights: Iterable[PackedWeight] = ()):
+        """is_invariant: whether each row is computed alike, whatever other rows there are. weights: those that captured
+        kernels will read, as tables for them cannot be made while kernels are captured.
+        """
         self._is_invariant = is_invariant
         self._counters = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
         self._codebooks: dict[WeightFormat, Tensor] = {}
+        for weight in weights:
+            self._codebook(weight)
 
     def multiply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [R, K], bias [N] -> [R, N] in the format of x."""
@@ -135,7 +140,8 @@ class PackedProducts:
         share = -(-num_blocks // (unroll * num_shares(num_inputs, num_outputs))) * unroll
         grid = -(-num_outputs // tile.outputs), -(-num_rows // tile.rows), -(-num_blocks // share)
         out = x.new_empty(num_rows, num_outputs)
-        counters = self._counters
+        is_large = grid[0] * grid[1] > MOST_TILES
+        counters = self._counters.new_zeros(grid[0] * grid[1]) if is_large else self._counters
         parts = counters.new_empty((*grid, tile.rows, tile.outputs) if grid[2] > 1 else (1,), dtype=torch.float32)
         kernels.start(
             packed_kernels.multiply_packed, grid, x, *self._planes(weight), x if bias is None else bias, out, parts,

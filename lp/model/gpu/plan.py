@@ -4,6 +4,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,18 @@ class RunExperts:
 
 
 Instruction = RunStage | RunProduct | RunPackedProduct | RunLookup | RunAttention | RunCollective | RunTopK | RunExperts
+
+
+def packed_weights(plan: Iterable[Instruction]) -> Iterator[PackedWeight]:
+    """The quantised weights that a plan reads."""
+    for one in plan:
+        match one:
+            case RunPackedProduct():
+                yield one.weight
+            case RunLookup():
+                yield one.table
+            case _:
+                pass
 
 
 def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list[Instruction]:

@@ -18,7 +18,7 @@ from lp.model.gpu import packed_product
 from lp.model.gpu.make import make_fused, make_program
 from lp.model.gpu.packed_product import MOST_DECODED, PackedProducts, num_shares, tile_of
 from lp.model.gpu.plan import RunLookup, RunPackedProduct
-from lp.model.gpu.split_product import MOST_PROGRAMS, MOST_TILES
+from lp.model.gpu.split_product import MOST_PROGRAMS
 from lp.model.program.steps import Product
 from lp.model.program.translate import cache_shapes, translate
 from lp.model.quantization.checkpoints import E2M1, E4M3
@@ -225,13 +225,16 @@ def test_a_product_does_not_depend_on_which_program_is_last(monkeypatch: pytest.
 def test_inputs_are_split_where_few_programs_would_run() -> None:
     assert num_shares(4096, 4096) == 8 and num_shares(4096, 128256) == 1 and num_shares(32, 32) == 1
     for num_outputs in (1, 64, 4096, 6144, 28672):
-        for rows in (1, 16, 64, 256):
-            for itemsize in (2, 4):
-                tile = tile_of(rows, itemsize)
-                num_tiles = -(-num_outputs // tile.outputs) * -(-rows // tile.rows)
-                num_splits = num_shares(14336, num_outputs)
-                assert num_splits == 1 or num_tiles <= MOST_TILES or rows > 128
-                assert rows > 16 or num_tiles * num_splits <= max(MOST_PROGRAMS, num_tiles)
+        num_tiles = -(-num_outputs // tile_of(1, 2).outputs)
+        assert num_tiles * num_shares(14336, num_outputs) <= max(MOST_PROGRAMS, num_tiles)
+
+
+def test_more_tiles_than_there_are_counters_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpret(monkeypatch)
+    monkeypatch.setattr(packed_product, "MOST_TILES", 3)
+    made, x = MadeWeight(BY_NAME["int8"], 70, 512, torch.float32), torch.randn(40, 512)
+    found = PackedProducts(CPU).multiply(x, pack(made, CPU), None)
+    torch.testing.assert_close(found, x @ made.whole().t(), atol=1e-4, rtol=1e-5)
 
 
 @pytest.fixture
