@@ -8,10 +8,10 @@ R rows, K inputs, N outputs, S shares of the inputs
 import triton
 import triton.language as tl
 
-# How the value of a code is found: an integer, a floating-point number of few bits, or an entry of a table.
-INTEGER, FLOAT, TABLE = 0, 1, 2
-# 2 ** 23 as float32, whose last bits are those of an integer that is added to it.
-_MAGIC = tl.constexpr(0x4B000000)
+# KIND, how the value of a code is found: an integer, a floating-point number of few bits, or an entry of a table.
+INTEGER, FLOAT, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# The bits of 2 ** 23 in float32, whose last bits are those of a small integer that is added to it.
+TWO_TO_23 = tl.constexpr(0x4B000000)
 
 
 @triton.jit
@@ -39,9 +39,9 @@ def _decode(
         for bit in tl.static_range(BITS - 4):
             words = tl.load(upper + (group * (BITS - 4) + bit) * plane_stride + n, mask=is_there, other=0)
             codes = codes | (((words[:, None] >> k[None, :]) & 1) << (4 + bit))
-    if KIND == 0:
-        numbers = (codes | _MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
-    elif KIND == 1:  # its bits are those of a float16 with a smaller exponent
+    if KIND == INTEGER:
+        numbers = (codes | TWO_TO_23).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
+    elif KIND == FLOAT:  # its bits are those of a float16 with a smaller exponent
         low = (codes & ((1 << (BITS - 1)) - 1)) << SHIFT
         sign = (codes >> (BITS - 1)) << 15
         numbers = (low | sign).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

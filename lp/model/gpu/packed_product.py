@@ -40,8 +40,8 @@ FEW_OUTPUTS, MANY_OUTPUTS = 64, 128
 MOST_DECODED, AT_ONCE = LADDER[-1], 1 << 26
 # Rows that one program of a lookup has.
 ROWS_OF_LOOKUP, ROWS_OF_UNPACKING = 16, 64
-# What codes of floating-point numbers are, by the bits of exponent and mantissa.
-MINIFLOATS = {4: (2, 1), 8: (4, 3)}
+# Bits of the mantissa of codes that are floating-point numbers (E2M1 and E4M3), by the bits of a code.
+MINIFLOATS = {4: 1, 8: 3}
 
 
 @dataclass(frozen=True)
@@ -84,35 +84,29 @@ def constants_of(format: WeightFormat, num_inputs: int) -> dict[str, Any]:
     """The constants of a format's kernels."""
     from lp.model.gpu.packed_kernels import FLOAT, INTEGER, TABLE
 
-    kind, factor, shift = INTEGER, 1.0, 0
-    if format.codebook is not None:
-        factor = _factor(format)
-        kind = TABLE if factor is None else FLOAT
-        if factor is None:
-            factor = 1.0
-        else:
-            shift = 10 - MINIFLOATS[format.bits][1]
-    span = format.span or num_inputs
+    factor, span = float_factor(format), format.span or num_inputs
+    kind = INTEGER if format.codebook is None else TABLE if factor is None else FLOAT
     return {
-        "BITS": format.bits, "KIND": kind, "ZERO": float(format.zero), "FACTOR": factor, "SHIFT": shift,
+        "BITS": format.bits, "KIND": kind.value, "ZERO": float(format.zero), "FACTOR": factor or 1.0,
+        "SHIFT": 10 - MINIFLOATS[format.bits] if kind == FLOAT else 0,
         "SPAN": 0 if span == num_inputs else span // GROUP, "STEP_GROUP": 0 if format.step is None else format.group,
         "HAS_MINIMA": format.has_minima, "HAS_MINIMUM_STEPS": format.has_minimum_steps,
     }  # fmt: skip
 
 
-def _factor(format: WeightFormat) -> float | None:
-    """What the values of a codebook are as multiples of the float16 numbers whose bits hold its codes; None if they are
-    no such multiples. NaN, which no weight has, may become a number.
+@cache
+def float_factor(format: WeightFormat) -> float | None:
+    """What the values of a codebook are as multiples of the float16 numbers whose bits hold its codes; None for one
+    whose values are no such multiples, and for a format without a codebook. NaN, which no weight has, is left out.
     """
     if format.codebook is None or format.bits not in MINIFLOATS:
         return None
-    values = torch.tensor(format.codebook)
-    bits, codes = MINIFLOATS[format.bits][1], torch.arange(1 << format.bits, dtype=torch.int32)
-    sign = codes >> (format.bits - 1)
-    halves = ((codes ^ sign << (format.bits - 1)) << (10 - bits) | sign << 15).to(torch.int16).view(torch.float16)
-    is_number = values.isfinite()
-    factor = float(values[1] / halves[1].float())
-    return factor if torch.equal(values[is_number], (halves.float() * factor)[is_number]) else None
+    values, codes = torch.tensor(format.codebook), torch.arange(1 << format.bits, dtype=torch.int32)
+    half = 1 << (format.bits - 1)
+    bits = (codes % half << (10 - MINIFLOATS[format.bits])) | (codes // half << 15)
+    floats = bits.to(torch.int16).view(torch.float16).float()
+    factor = float(values[1] / floats[1])
+    return factor if torch.equal(values[~values.isnan()], (floats * factor)[~values.isnan()]) else None
 
 
 class PackedProducts:
@@ -187,7 +181,7 @@ class PackedProducts:
 
     def _codebook(self, weight: PackedWeight) -> Tensor | None:
         format = weight.format
-        if format.codebook is None or constants_of(format, weight.num_inputs)["KIND"] == 1:
+        if format.codebook is None or float_factor(format) is not None:
             return None
         if format not in self._codebooks:
             self._codebooks[format] = torch.tensor(format.codebook, dtype=torch.float32, device=weight.device)
