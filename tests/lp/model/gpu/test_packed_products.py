@@ -205,10 +205,10 @@ def test_a_rows_numbers_do_not_depend_on_the_number_of_rows(
     is_invariant: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpret(monkeypatch)
-    packed, products = pack(made_of("Q6_K", dtype, 130), CPU), PackedProducts(CPU, is_invariant)
-    x = torch.randn(130, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
+    packed, products = pack(made_of("Q6_K", dtype), CPU), PackedProducts(CPU, is_invariant)
+    x = torch.randn(70, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
     whole = products.multiply(x, packed, None)
-    for rows in (slice(0, 1), slice(5, 21), slice(60, 130), slice(97, 130)):
+    for rows in (slice(0, 1), slice(5, 21), slice(37, 70)):
         assert torch.equal(products.multiply(x[rows], packed, None), whole[rows])
 
 
