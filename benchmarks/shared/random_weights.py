@@ -39,7 +39,8 @@ def quantize_model(model: PreTrainedModel, weights: Weights) -> None:
 
     def quantized(weight: Tensor, bits: int) -> QuantizedWeight:
         if weight.device.type == "meta":
-            return empty_packed(FORMATS[bits], *weight.shape, weight.dtype, weight.device)
+            num_outputs, num_inputs = weight.shape
+            return empty_packed(FORMATS[bits], num_outputs, num_inputs, weight.dtype, weight.device)
         made = quantize(weight, bits, weight.dtype, weight.device)
         return pack(made, weight.device) if weight.device.type == "cuda" else made
 

@@ -65,7 +65,7 @@ def test_weights_are_unpacked_where_no_fused_forward_runs(
 ) -> None:
     """Without Triton, and without compiling."""
     folder, plain = quantized[kind]
-    for mode in (CompileMode.off, CompileMode.on):
+    for mode in (CompileMode.off, CompileMode.auto):
         with caplog.at_level(logging.INFO, "lookahead"):
             model = load_as(folder, mode)
         assert "quantised weights are unpacked to float32, as no fused forward reads them" in caplog.text
@@ -131,12 +131,13 @@ def test_graphs_of_quantised_models_give_their_own_logits(
 
 @pytest.mark.parametrize("weights", list(Weights))
 def test_the_bytes_that_are_expected_are_those_that_weights_take(
-    weights: Weights, quantized: dict[str, tuple[Path, Path]], folders: Folders, gguf_file: Path, tmp_path: Path,
+    weights: Weights, quantized: dict[str, tuple[Path, Path]], gguf_file: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, cuda: None,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("lp.model.checkpoint._lay_out_weights", lambda *arguments: None)
-    paths = [quantized["awq"][0], quantized["fp8"][0], gguf_file] if weights is Weights.auto else [folders["llama"]]
+    folder, plain = quantized["awq"]
+    paths = [folder, quantized["fp8"][0], gguf_file] if weights is Weights.auto else [plain]
     for path in paths:
         known = read_checkpoint_info(str(path))
         model = load_as(path, CompileMode.off, "bfloat16", weights).model

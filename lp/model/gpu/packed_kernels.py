@@ -36,15 +36,15 @@ def _decode(
     """
     k = tl.arange(0, 32)
     if BITS == 5 or BITS == 6:
-        for bit in tl.static_range(BITS - 4):
+        for bit in tl.static_range(BITS - 4):  # pyright: ignore[reportGeneralTypeIssues]
             words = tl.load(upper + (group * (BITS - 4) + bit) * plane_stride + n, mask=is_there, other=0)
             codes = codes | (((words[:, None] >> k[None, :]) & 1) << (4 + bit))
     if KIND == INTEGER:
         numbers = (codes | TWO_TO_23).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
     elif KIND == FLOAT:  # its bits are those of a float16 with a smaller exponent
-        low = (codes & ((1 << (BITS - 1)) - 1)) << SHIFT
-        sign = (codes >> (BITS - 1)) << 15
-        numbers = (low | sign).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        sign = codes >> (BITS - 1)
+        low = (codes ^ (sign << (BITS - 1))) << SHIFT
+        numbers = (low | (sign << 15)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         numbers = tl.load(codebook + codes)
     span = 0
@@ -71,7 +71,8 @@ def _decode(
 
 @triton.jit
 def _load_codes(
-    codes, n, is_output, block, num_groups, plane_stride, MAY_BE_ODD: tl.constexpr, BITS: tl.constexpr
+    codes, n, is_output, block, num_groups, plane_stride, BITS: tl.constexpr,
+    MAY_BE_ODD: tl.constexpr = True,  # pyright: ignore[reportArgumentType]
 ):  # fmt: skip
     """int32 [n, 32] twice: the codes of both groups of a block of 64 inputs, or the lower 4 bits of them.
 
@@ -117,9 +118,9 @@ def multiply_packed(
     sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
     last = tl.minimum((split + 1) * num_blocks, (num_groups + 1) // 2)
     for begin in range(split * num_blocks, last, UNROLL):
-        for number in tl.static_range(UNROLL):
+        for number in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
             block = begin + number
-            first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, UNROLL == 1, BITS)
+            first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS, UNROLL == 1)
             weight = _decode(
                 first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
                 BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
@@ -174,7 +175,7 @@ def unpack(
     else:
         n = first_output + r
     num_groups = num_inputs // 32
-    first, second = _load_codes(codes, n, is_row, block, num_groups, plane_stride, True, BITS)
+    first, second = _load_codes(codes, n, is_row, block, num_groups, plane_stride, BITS)
     at = out + r[:, None].to(tl.int64) * num_inputs + block * 64 + k[None, :]
     numbers = _decode(
         first, upper, scales, steps, minima, minimum_steps, codebook, n, is_row, block * 2, plane_stride,

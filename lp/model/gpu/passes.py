@@ -99,11 +99,11 @@ def _merge(group: list[Any], owners: Mapping[WeightKey, Tensor]) -> tuple[Produc
         ends = [*accumulate(out.width for out in outs)]
         parts = [weight.part(end - out.width, end) for end, out in zip(ends, outs, strict=True)]
     for one, part in zip(group, parts, strict=True):
-        owner = owners.get(weight_key(one.weight))
-        if isinstance(owner, QuantizedParameter):
-            owner.quantized = part
-        elif owner is not None:
-            owner.data = part.t()
+        match owners.get(weight_key(one.weight)), part:
+            case QuantizedParameter() as owner, PackedWeight():
+                owner.quantized = part
+            case Tensor() as owner, Tensor():
+                owner.data = part.t()
     biases = [one.bias.tensor for one in group if one.bias is not None]
     bias = Constant(torch.cat([one.reshape(-1) for one in biases])) if biases else None
     return Product(Value(sum(out.width for out in outs)), group[0].x, weight, bias), outs

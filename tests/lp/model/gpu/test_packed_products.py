@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.fast_forward import SequenceRows
@@ -33,7 +35,7 @@ from tests.lp.test_tree import random_tree
 from tests.slow import slow_except
 
 CPU = torch.device("cpu")
-ZEROS = {"has_minima": True, "has_minimum_steps": True}
+ZEROS: dict[str, Any] = {"has_minima": True, "has_minimum_steps": True}
 ALL = [
     *(one.format for one in BLOCK_TYPES.values()),
     *FORMATS.values(),
@@ -240,11 +242,11 @@ def test_more_tiles_than_there_are_counters_have_their_own(monkeypatch: pytest.M
 @pytest.fixture
 def packed_model(
     checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., object]]:
+) -> Iterator[Callable[..., CausalModel]]:
     """Loads a model whose weights are quantised and packed as on a GPU."""
     interpret(monkeypatch)
 
-    def make(name: str, dtype: str, weights: Weights):
+    def make(name: str, dtype: str, weights: Weights) -> CausalModel:
         settings = ModelSettings(str(checkpoint_folder(name)), dtype, "cpu", weights, compile=CompileMode.off)
         model = load(settings).model
         for one in quantized_parameters(model.model):
@@ -263,7 +265,7 @@ def packed_model(
     ),
 )  # fmt: skip
 def test_the_fused_forward_of_a_quantised_model_gives_its_own_logits(
-    name: str, dtype: str, packed_model: Callable[..., object]
+    name: str, dtype: str, packed_model: Callable[..., CausalModel]
 ) -> None:
     model = packed_model(name, dtype, Weights.int4)
     shapes = cache_shapes(translate(model, 5), model.num_layers)
@@ -277,9 +279,9 @@ def test_the_fused_forward_of_a_quantised_model_gives_its_own_logits(
     assert relative_error(found, own) < (1e-4 if dtype == "float32" else 0.05)
 
 
-def test_weights_of_one_format_are_merged_and_others_stay(packed_model: Callable[..., object]) -> None:
+def test_weights_of_one_format_are_merged_and_others_stay(packed_model: Callable[..., CausalModel]) -> None:
     model = packed_model("llama", "float32", Weights.int4)
-    layer = model.model.get_submodule("model.layers.0.self_attn")
+    layer: Any = model.model.get_submodule("model.layers.0.self_attn")
     eight = MadeWeight(FORMATS[8], layer.v_proj.out_features, layer.v_proj.in_features, torch.float32)
     layer.v_proj.weight.quantized = pack(eight, CPU)
     before = [torch.cat([*one.quantized.dequantized()]) for one in quantized_parameters(model.model)]
