@@ -288,9 +288,10 @@ def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
     for format in PACKED_FORMATS:
         scale = f"*{TYPES[format.scale]}"
         own_types = types | {"scales": scale, "minima": scale, "steps": f"*{TYPES[format.step or torch.uint8]}"}
-        constants, unroll = constants_of(format, 4096), {"UNROLL": unrolled(4096)}
+        constants = constants_of(format, 4096)
         for rows in PRODUCT_ROWS if format is PACKED_FORMATS[0] else (PRODUCT_ROWS[0], PRODUCT_ROWS[-1]):
             tile = tile_of_packed(rows, dtype.itemsize)
+            unroll = {"UNROLL": unrolled(4096, tile.rows)}
             yield Variant(
                 f"product of {rows} rows with {format.name}", packed_kernels.multiply_packed, own_types,
                 constants | unroll | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs}, tile.num_warps, tile.num_stages,

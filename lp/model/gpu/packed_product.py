@@ -72,11 +72,14 @@ def num_shares(num_inputs: int, num_outputs: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def unrolled(num_inputs: int) -> int:
-    """Blocks of inputs in one turn of a program's loop: two, where they fit, so that the scales of four groups, which
-    are too small to be copied ahead as codes are, are on their way at a time.
+def unrolled(num_inputs: int, num_rows: int) -> int:
+    """Blocks of inputs in one turn of a program's loop. With few rows they are two, where inputs are a multiple of
+    that, so that the scales of four groups, which are too small to be copied ahead as codes are, are on their way at a
+    time. With many, two blocks of rows do not fit the shared memory of the smallest GPUs, 99 KB.
+
+    num_rows: of a tile.
     """
-    return 1 if num_inputs % (2 * BLOCK) else 2
+    return 1 if num_inputs % (2 * BLOCK) or num_rows >= MANY_ROWS else 2
 
 
 @cache
@@ -130,8 +133,9 @@ class PackedProducts:
 
         num_rows, (num_inputs, num_outputs) = len(x), weight.shape
         tile = tile_of(ROWS if self._is_invariant else num_rows, x.element_size())
-        num_blocks, unroll = -(-num_inputs // BLOCK), unrolled(num_inputs)
-        share = -(-num_blocks // (unroll * num_shares(num_inputs, num_outputs))) * unroll
+        num_blocks = -(-num_inputs // BLOCK)
+        # Even for any number of rows, so that two blocks may be in one turn.
+        share = -(-num_blocks // (2 * num_shares(num_inputs, num_outputs))) * 2
         grid = -(-num_outputs // tile.outputs), -(-num_rows // tile.rows), -(-num_blocks // share)
         out = x.new_empty(num_rows, num_outputs)
         is_large = grid[0] * grid[1] > MOST_TILES
@@ -140,7 +144,7 @@ class PackedProducts:
         kernels.start(
             packed_kernels.multiply_packed, grid, x, *self._planes(weight), x if bias is None else bias, out, parts,
             counters, num_rows, num_inputs, num_outputs, share, x.stride(0), _stride(weight), int(bias is not None),
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unroll, **constants_of(weight.format, num_inputs),
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unrolled(num_inputs, tile.rows), **constants_of(weight.format, num_inputs),
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return out
