@@ -144,8 +144,8 @@ class PackedProducts:
         kernels.start(
             packed_kernels.multiply_packed, grid, x, *self._planes(weight), x if bias is None else bias, out, parts,
             counters, num_rows, num_inputs, num_outputs, share, x.stride(0), _stride(weight), int(bias is not None),
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unrolled(num_inputs, tile.rows), **constants_of(weight.format, num_inputs),
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unrolled(num_inputs, tile.rows),
+            **constants_of(weight.format, num_inputs), num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return out
 
