@@ -100,10 +100,10 @@ def _merge(group: list[Any], owners: Mapping[WeightKey, Tensor]) -> tuple[Produc
         parts = [weight.part(end - out.width, end) for end, out in zip(ends, outs, strict=True)]
     for one, part in zip(group, parts, strict=True):
         match owners.get(weight_key(one.weight)), part:
-            case QuantizedParameter() as owner, PackedWeight():
-                owner.quantized = part
-            case Tensor() as owner, Tensor():
-                owner.data = part.t()
+            case QuantizedParameter() as owner, PackedWeight() as own:
+                owner.quantized = own
+            case Tensor() as owner, Tensor() as own:
+                owner.data = own.t()
     biases = [one.bias.tensor for one in group if one.bias is not None]
     bias = Constant(torch.cat([one.reshape(-1) for one in biases])) if biases else None
     return Product(Value(sum(out.width for out in outs)), group[0].x, weight, bias), outs
