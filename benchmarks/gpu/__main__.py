@@ -11,8 +11,9 @@ item, two files for each stage: gpu-STAGE.md and gpu-STAGE.json. A second run wi
 or has failed; --fresh begins anew. The table is printed last. Exit status 1: something failed, or is left to do.
 
   right      float32 text is that of generate, graphs give what eager does, two ranks on one GPU, memory errors
-  speed      the time of a step for 7B and 8B shapes with random weights, at 1k and 16k cached tokens: bandwidth, floor,
-             launches, seconds of capture, memory; each product by several kernels; 1 to 64 sequences
+  speed      the time of a step for 7B and 8B shapes with random weights, at 1k and 16k cached tokens, and of 8B with
+             weights of 4 bits: bandwidth, floor, launches, seconds of capture, memory; each product by several kernels;
+             1 to 64 sequences
   attention  prompts of 2,048 rows after 0, 2k and 16k tokens by our kernel and each FlashAttention; kinds of attention
              at 1k, 4k and 16k cached tokens; the cost of sampling
   texts      tokens per step, and texts in half precision

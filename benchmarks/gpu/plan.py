@@ -97,6 +97,7 @@ def _shapes(model: str, dry_run: bool) -> list[Item]:
     if dry_run:
         return [
             _steps("tiny", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off"),
+            _steps("tiny, int4", "demo/python-11m", "auto", "64", dry_run, 60, "--compile", "off", "--weights", "int4"),
             _products("tiny, products", "demo/python-11m", dry_run, 60),
             _packed("tiny, many sequences", "demo/python-11m", dry_run, 60),
         ]
@@ -104,7 +105,9 @@ def _shapes(model: str, dry_run: bool) -> list[Item]:
     products = _products(f"{SPEED_SHAPES[0]}, products", SPEED_SHAPES[0], dry_run, 90)
     many = _packed(f"{SPEED_SHAPES[0]}, many sequences", SPEED_SHAPES[0], dry_run, 110)
     without = _steps(f"{SPEED_SHAPES[0]}, no graphs", SPEED_SHAPES[0], "auto", "1024", dry_run, 90, "--compile", "off")
-    return [*shapes, products, many, without]
+    options = ("--compile", "on", "--weights", "int4")
+    int4 = _steps(f"{SPEED_SHAPES[0]}, int4", SPEED_SHAPES[0], "auto", "1024", dry_run, 130, *options)
+    return [*shapes[:1], int4, *shapes[1:], products, many, without]
 
 
 def _attention(model: str, dry_run: bool) -> list[Item]:

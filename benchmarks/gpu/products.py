@@ -59,7 +59,11 @@ def run() -> None:
     require_float32(device)
     model = CausalModel(model_of_shape(config, DTYPES[arguments.dtype]), 4096, [], AttentionKind.eager)
     steps = [step for step in make_program(model).steps if isinstance(step, Product)]
-    shapes = Counter(ProductShape.of(step.weight, step.bias and step.bias.tensor) for step in steps)
+    shapes = Counter(
+        ProductShape.of(step.weight, step.bias and step.bias.tensor)
+        for step in steps
+        if isinstance(step.weight, Tensor)
+    )
     with torch.inference_mode():
         samples = [
             ProductSample(shape, count, rows, times)

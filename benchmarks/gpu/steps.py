@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.projections.rank_cost import share_of
@@ -31,6 +32,9 @@ from benchmarks.steps.variants import ModelVariant, make_variant
 from lp.model.causal import CausalModel
 from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
+from lp.model.memory import num_weight_bytes
+from lp.model.quantization.parameter import quantized_parameters
+from lp.model.quantization.quantize import Weights
 
 MILLI = 1e3
 
@@ -57,9 +61,17 @@ def run() -> None:
     found: list[VariantFigures] = []
     notes: list[str] = []
     with make_measured(
-        arguments.config, arguments.dtype, arguments.device, positions, 2 * cached, len(arguments.compile)
+        arguments.config,
+        arguments.dtype,
+        arguments.device,
+        positions,
+        2 * cached,
+        len(arguments.compile),
+        Weights(arguments.weights),
     ) as (checkpoint, folder):
         model = checkpoint.model
+        shape = describe_shape(model.model.config)
+        shape += "" if arguments.weights == Weights.auto else f", weights in {arguments.weights}"
         for mode in arguments.compile:
             variant = ModelVariant(AttentionKind(arguments.attention), CompileMode(mode))
             clock = time.monotonic()
@@ -70,7 +82,7 @@ def run() -> None:
                 measure(own, figures, arguments)
             except (ValueError, RuntimeError) as error:
                 notes.append(f"compile {mode}: {' '.join(str(error).split())[:300]}")
-            write(arguments.output, describe_shape(model.model.config), found, notes)
+            write(arguments.output, shape, found, notes)
     if not any(one.points for one in found):
         raise SystemExit("; ".join(notes))
 
@@ -81,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--attention", default="auto", choices=list(AttentionKind))
+    parser.add_argument("--weights", default=Weights.auto.value, choices=list(Weights))
     parser.add_argument("--compile", nargs="+", default=["off", "on"], choices=["off", "on"])
     parser.add_argument("--rows", type=ascending_numbers, required=True)
     parser.add_argument("--cached", type=ascending_numbers, required=True)
@@ -98,13 +111,19 @@ def measure(model: CausalModel, figures: VariantFigures, arguments: argparse.Nam
         seconds = time_once(lambda tree=tree, cache=cache, rows=rows: model.forward(tree, cache, rows), model.device)
         figures.first_s[rows] = round(seconds, 3)
     points, rates = measure_curve({figures.name: model}, caches, arguments.rows, arguments.rounds, gauge)
-    floor = StepFloor(share_of(model.model.config, model.dtype), model.dtype.itemsize, rates)
+    floor = StepFloor(share_of(model.model.config, model.dtype), model.dtype.itemsize, rates, multiplied_bytes(model))
     for point in points:
         forward = partial(model.forward, make_tree(model, point.rows), caches[point.cached], point.rows)
         figures.points.append(describe_point(point, floor) | count_launches(forward, model.device))
     if model.device.type == "cuda":
         figures.memory_gb = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         torch.cuda.reset_peak_memory_stats()
+
+
+def multiplied_bytes(model: CausalModel) -> int | None:
+    """The bytes of the matrices that rows are multiplied with; None if none of them is quantised."""
+    linear = [one for one in model.model.modules() if isinstance(one, nn.Linear)]
+    return sum(map(num_weight_bytes, linear)) if quantized_parameters(model.model) else None
 
 
 def describe_point(point: StepTimeSample, floor: StepFloor) -> dict[str, Any]:

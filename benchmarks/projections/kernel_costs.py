@@ -18,14 +18,25 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
+from benchmarks.shared.random_weights import quantize_model
 from lp.model.causal import CausalModel
 from lp.model.gpu.attention import LARGEST_MEMORY, choose_tile, num_merged, num_splits
 from lp.model.gpu.make import make_program
-from lp.model.gpu.plan import Instruction, RunAttention, RunProduct, RunStage, make_plan
+from lp.model.gpu.plan import (
+    Instruction,
+    RunAttention,
+    RunLookup,
+    RunPackedProduct,
+    RunProduct,
+    RunStage,
+    make_plan,
+)
 from lp.model.gpu.sinks import Store, power_of_two
 from lp.model.kernels import AttentionKind
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
+from lp.model.quantization.packed import PackedWeight
+from lp.model.quantization.quantize import Weights
 
 # From the start of a small kernel in a graph to the start of the next one that waits for it: what an H200's step of
 # Llama 3.1 8B leaves for each of its 129 fused stages (benchmarks/results/gpu-speed.md).
@@ -36,9 +47,12 @@ ATTENTION_US = 11.0
 # Products of up to so many rows read weights at one share of the data sheet's bandwidth, and those of so many at
 # another one, as measured on an H200 (benchmarks/results/gpu-speed-before.md).
 FEW_ROWS, SHARE_AT_FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 64, 0.77, 128, 0.70
+# What products with quantised weights are ASSUMED to get of the bandwidth, as no GPU has run them: the instructions of
+# their kernel, 8 for a weight of 4 bits, take an H200's multiprocessors 2.5 times as long as its memory takes.
+ASSUMED_SHARE_OF_PACKED = 0.4
 ITEMSIZE = torch.bfloat16.itemsize
 # Kinds of kernels.
-PRODUCTS, ATTENTION = "products", "attention"
+PRODUCTS, PACKED, ATTENTION = "products", "products of packed weights (assumed)", "attention"
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Cost:
 
     def microseconds(self, gpu: Gpu, num_rows: int) -> float:
         """Estimated; all kernels of the kind are taken to be alike."""
-        share = share_of_bandwidth(num_rows) if self.kind == PRODUCTS else SHARE_OF_BANDWIDTH
+        shares = {PRODUCTS: share_of_bandwidth(num_rows), PACKED: ASSUMED_SHARE_OF_PACKED}
+        share = shares.get(self.kind, SHARE_OF_BANDWIDTH)
         moving = self.num_bytes / (share * gpu.memory_gb_per_s * 1e3)
         computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
         if self.kind == ATTENTION:
@@ -66,26 +81,36 @@ def share_of_bandwidth(num_rows: int) -> float:
     return SHARE_AT_FEW_ROWS + min(1.0, steps) * (SHARE_AT_MANY_ROWS - SHARE_AT_FEW_ROWS)
 
 
-def plan_of(config: PreTrainedConfig) -> list[Instruction]:
+def plan_of(config: PreTrainedConfig, weights: Weights = Weights.auto) -> list[Instruction]:
     """The fused forward's kernels for a model in bfloat16 that needs no memory: only its shapes matter."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if weights is not Weights.auto:
+        quantize_model(model, weights)
     program = make_program(CausalModel(model, 4096, [], AttentionKind.eager))
     return make_plan(program, schedule(program), torch.bfloat16)
 
 
 def costs_of(plan: Iterable[Instruction], num_rows: int, num_cached: int) -> list[Cost]:
     """What a step of R rows after so many cached tokens takes, by kind of kernel."""
-    found: dict[str, list[tuple[int, float, float]]] = {PRODUCTS: [], ATTENTION: [], "fused stages": []}
+    stages = "fused stages and lookups"
+    found: dict[str, list[tuple[int, float, float]]] = {PRODUCTS: [], PACKED: [], ATTENTION: [], stages: []}
     for one in plan:
         match one:
             case RunProduct():
-                found[PRODUCTS].append(_product(one.weight, num_rows))
+                found[PRODUCTS].append(_product(one.weight, num_rows, one.weight.numel() * ITEMSIZE))
+            case RunPackedProduct():
+                found[PACKED].append(_product(one.weight, num_rows, one.weight.num_bytes))
+            case RunLookup():
+                moved = num_rows * (one.table.num_bytes / one.table.num_outputs + one.table.num_inputs * ITEMSIZE)
+                found[stages].append((1, moved, 0.0))
             case RunAttention():
                 found[ATTENTION].append(_attention(one, num_rows, num_cached))
             case RunStage():
-                found["fused stages"].append(_stage(one, num_rows))
-    return [Cost(kind, *(sum(figures) for figures in zip(*costs, strict=True))) for kind, costs in found.items()]
+                found[stages].append(_stage(one, num_rows))
+    return [
+        Cost(kind, *(sum(figures) for figures in zip(*costs, strict=True))) for kind, costs in found.items() if costs
+    ]
 
 
 def unfused(costs: Iterable[Cost], launches: int) -> list[Cost]:
@@ -93,15 +118,18 @@ def unfused(costs: Iterable[Cost], launches: int) -> list[Cost]:
 
     launches: of a step. Small kernels are taken to move no more bytes than the fused ones, which favours them.
     """
-    products, *others = costs
-    small = launches - products.launches
-    return [products, Cost("all others", small, sum(one.num_bytes for one in others), 0.0)]
+    all_costs = [*costs]
+    products = [one for one in all_costs if one.kind in (PRODUCTS, PACKED)]
+    small = launches - sum(one.launches for one in products)
+    moved = sum(one.num_bytes for one in all_costs if one not in products)
+    return [*products, Cost("all others", small, moved, 0.0)]
 
 
-def _product(weight: Tensor, num_rows: int) -> tuple[int, float, float]:
+def _product(weight: Tensor | PackedWeight, num_rows: int, num_bytes: int) -> tuple[int, float, float]:
+    """num_bytes: of the weight."""
     num_inputs, num_outputs = weight.shape
-    moved = num_inputs * num_outputs + num_rows * (num_inputs + num_outputs)
-    return 1, moved * ITEMSIZE, 2.0 * num_rows * num_inputs * num_outputs
+    moved = num_bytes + num_rows * (num_inputs + num_outputs) * ITEMSIZE
+    return 1, moved, 2.0 * num_rows * num_inputs * num_outputs
 
 
 def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, float, float]:

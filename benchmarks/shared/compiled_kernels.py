@@ -23,6 +23,8 @@ from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
 from lp.model.gpu.make import make_program
+from lp.model.gpu.packed_product import ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, unrolled
+from lp.model.gpu.packed_product import tile_of as tile_of_packed
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
 from lp.model.gpu.sinks import Store, power_of_two
@@ -30,6 +32,9 @@ from lp.model.gpu.split_product import tile_of
 from lp.model.gpu.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
+from lp.model.quantization.checkpoints import E2M1, E4M3
+from lp.model.quantization.quantize import FORMATS
+from lp.model.quantization.weight import WeightFormat
 from lp.sampling.choosers import CHUNK, MOST_TOKENS, NUM_BEST
 from lp.sampling.penalties import BLOCK, HEADER
 
@@ -47,7 +52,20 @@ HEAD_DIMS, ATTENTION_ROWS, ROWS_AFTER_LONG, GROUPS = (64, 80, 128, 256), (1, 8, 
 PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
 MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
-TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32",
+    torch.uint8: "u8", torch.int8: "i8",
+}  # fmt: skip
+# Formats of quantised weights with each way to find a code's value, each kind of scales and of steps: those of
+# model.weights=int4, and as GGUF files and FP8 checkpoints have them.
+PACKED_FORMATS = (
+    FORMATS[4],
+    WeightFormat("Q4_K", 4, span=256, step=torch.uint8, has_minima=True, has_minimum_steps=True),
+    WeightFormat("Q6_K", 6, zero=32, span=256, group=16, step=torch.int8),
+    WeightFormat("MXFP4", 4, codebook=E2M1, scale=torch.uint8),
+    WeightFormat("IQ4_NL", 4, codebook=(-127.0, *map(float, range(15)))),
+    WeightFormat("FP8", 8, codebook=E4M3, span=128, scale=torch.float32),
+)
 # Models of about 7B, on no device: only their shapes matter.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -132,6 +150,7 @@ def variants(dtype: torch.dtype, architecture: int) -> Iterator[Variant]:
     yield from _attention(dtype, SHARED_MEMORY[architecture])
     yield from _products(dtype)
     yield from _split_products(dtype)
+    yield from _packed_products(dtype)
     yield from _others(dtype)
     yield from _sampling()
 
@@ -253,6 +272,36 @@ def _split_products(dtype: torch.dtype) -> Iterator[Variant]:
             yield Variant(
                 f"product of {rows} rows, {what} side by side", split_kernels.multiply_in_splits, own_types, constants,
                 tile.num_warps, tile.num_stages, ALL_REGISTERS,
+            )  # fmt: skip
+
+
+def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
+    from lp.model.gpu import packed_kernels
+
+    own, integer = f"*{TYPES[dtype]}", "i32"
+    types = {
+        "x": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "codes": "*u8", "upper": "*i32",
+        "minimum_steps": "*u8", "codebook": "*fp32", "index": "*i64", "num_rows": integer, "num_inputs": integer,
+        "num_outputs": integer, "num_blocks": integer, "first_output": integer, "row_stride": integer,
+        "plane_stride": integer, "has_bias": integer,
+    }  # fmt: skip
+    for format in PACKED_FORMATS:
+        scale = f"*{TYPES[format.scale]}"
+        own_types = types | {"scales": scale, "minima": scale, "steps": f"*{TYPES[format.step or torch.uint8]}"}
+        constants = constants_of(format, 4096)
+        for rows in PRODUCT_ROWS if format is PACKED_FORMATS[0] else (PRODUCT_ROWS[0], PRODUCT_ROWS[-1]):
+            tile = tile_of_packed(rows, dtype.itemsize)
+            unroll = {"UNROLL": unrolled(4096, tile.rows)}
+            yield Variant(
+                f"product of {rows} rows with {format.name}", packed_kernels.multiply_packed, own_types,
+                constants | unroll | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs}, tile.num_warps, tile.num_stages,
+                ALL_REGISTERS,
+            )  # fmt: skip
+        for has_index, block in ((True, ROWS_OF_LOOKUP), (False, ROWS_OF_UNPACKING)):
+            what = "lookup in" if has_index else "unpacking of"
+            yield Variant(
+                f"{what} {format.name}", packed_kernels.unpack, own_types,
+                constants | {"HAS_INDEX": has_index, "BLOCK_N": block}, 4, 2,
             )  # fmt: skip
 
 

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.shared.shapes import describe_shape, model_of_shape, num_parameters
 from lp.model.memory import MARGIN, cache_bytes
+from lp.model.quantization.packed import empty_packed, pack
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.quantize import FORMATS, Weights, bits_of, bytes_of_number, quantize
+from lp.model.quantization.weight import QuantizedWeight
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "demo/python-11m"
 
@@ -25,6 +30,30 @@ def make_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.devic
     torch.manual_seed(seed)
     with device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+
+
+def quantize_model(model: PreTrainedModel, weights: Weights) -> None:
+    """Quantises the weights of a model in place, as model.weights does when a checkpoint is read. Those that have no
+    memory get planes that have none.
+    """
+
+    def quantized(weight: Tensor, bits: int) -> QuantizedWeight:
+        if weight.device.type == "meta":
+            num_outputs, num_inputs = weight.shape
+            return empty_packed(FORMATS[bits], num_outputs, num_inputs, weight.dtype, weight.device)
+        made = quantize(weight, bits, weight.dtype, weight.device)
+        return pack(made, weight.device) if weight.device.type == "cuda" else made
+
+    plain = {name: weight for name, weight in model.named_parameters() if bytes_of_number(model, name, weights) < 2}
+    made: dict[int, nn.Parameter] = {}
+    for name, weight in plain.items():
+        content = QuantizedParameter(quantized(weight.data, bits_of(model, name, weights)), weight.device)
+        made[id(weight)] = nn.Parameter(content, requires_grad=False)
+        weight.data = weight.new_empty(0)
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and id(weight) in made:
+                module._parameters[name] = made[id(weight)]
 
 
 def check_room(
@@ -85,7 +114,7 @@ def group_by_layer(names: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _random(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """One random parameter: norms are one, biases are zero, and matrices keep the scale of their inputs."""
     if len(shape) == 1:
         return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from benchmarks.shared.random_weights import TOKENIZER, check_room, make_model
+from benchmarks.shared.random_weights import TOKENIZER, check_room, make_model, quantize_model
 from benchmarks.shared.shapes import read_config
 from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
@@ -18,6 +18,7 @@ from lp.model.checkpoint import DTYPES, Checkpoint, ModelSettings, load, pick_de
 from lp.model.compilation import CompileMode
 from lp.model.exactness import check_config, check_tree
 from lp.model.memory import AUTO, find_bound
+from lp.model.quantization.quantize import Weights
 from lp.platform import disk_cache
 
 
@@ -39,10 +40,12 @@ def load_measured(path: str, dtype: str, device: str, num_positions: int) -> Ite
 
 @contextmanager
 def make_measured(
-    shape: str, dtype: str, device: str, num_positions: int, num_cached: int, num_compiled: int
-) -> Iterator[tuple[Checkpoint, Path]]:
+    shape: str, dtype: str, device: str, num_positions: int, num_cached: int, num_compiled: int,
+    weights: Weights = Weights.auto,
+) -> Iterator[tuple[Checkpoint, Path]]:  # fmt: skip
     """A model with random weights and the demo model's tokenizer, and a temporary folder for its compiled code.
 
+    weights: int8 and int4 quantise them, on the device.
     Ends the program if the model does not fit the device together with caches of `num_cached` tokens in all and, on a
     CPU, `num_compiled` compiled forwards, which each pack the weights twice: for one row and for more.
     Raises ValueError if the architecture cannot be used.
@@ -53,7 +56,10 @@ def make_measured(
     text.max_position_embeddings = max(text.max_position_embeddings, num_positions)  # random weights know no limit
     check_room(config, DTYPES[dtype], on, num_cached, 1 + (2 * num_compiled if on.type == "cpu" else 0))
     max_length = text.max_position_embeddings
-    model = CausalModel(make_model(config, DTYPES[dtype], on), max_length, eos=[])
+    made = make_model(config, DTYPES[dtype], on)
+    if weights is not Weights.auto:
+        quantize_model(made, weights)
+    model = CausalModel(made, max_length, eos=[])
     check_tree(model)
     model.bound_memory(find_bound(AUTO, model.device))
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)

@@ -16,15 +16,19 @@ from benchmarks.steps.machine_rates import MachineRates
 
 @dataclass(frozen=True)
 class StepFloor:
-    """The floor of one model on one machine. itemsize: bytes of a weight and of an element of the cache."""
+    """The floor of one model on one machine. itemsize: bytes of a weight and of an element of the cache. weight_bytes:
+    of all matrices that rows are multiplied with, if they are quantised.
+    """
 
     share: RankShare
     itemsize: int
     rates: MachineRates
+    weight_bytes: int | None = None
 
     def num_bytes(self, num_rows: int, cached: int) -> int:
         """Bytes that a step has to read: the matrices that rows are multiplied with, keys and values."""
-        return self.share.multiplied * self.itemsize + self.share.cache_bytes(cached + num_rows, self.itemsize)
+        weights = self.share.multiplied * self.itemsize if self.weight_bytes is None else self.weight_bytes
+        return weights + self.share.cache_bytes(cached + num_rows, self.itemsize)
 
     def seconds(self, num_rows: int, cached: int) -> float:
         moving = self.num_bytes(num_rows, cached) / self.rates.bytes_per_s

@@ -34,7 +34,7 @@ from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.memory import Bound, make_memory, num_weight_bytes
-from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
@@ -112,6 +112,11 @@ class CausalModel:
         Raises ValueError if one sequence does not fit.
         """
         self.memory = make_memory(bound, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length)
+
+    def unpack_weights(self) -> None:
+        """Puts plain weights in the place of quantised ones."""
+        unpack_parameters(self.model)
+        self.weight_bytes = num_weight_bytes(self.model)
 
     def free_weights(self) -> None:
         """Frees the weights if the fast forward has copies of its own. The model's own forward cannot run any more."""

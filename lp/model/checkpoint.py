@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,15 +30,17 @@ from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
-from lp.model.memory import available_memory, check_fits, find_bound, parse_bound
+from lp.model.memory import check_fits, find_bound, free_memory, parse_bound, stored_bytes
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
 from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
-from lp.model.quantization.parameter import keep_unpacked
-from lp.model.quantization.quantize import MODEL_WEIGHTS, Weights, read_and_quantize
+from lp.model.quantization.model import empty_model
+from lp.model.quantization.parameter import drop_unpacked, keep_unpacked, quantized_parameters
+from lp.model.quantization.quantize import MODEL_WEIGHTS, Weights, bytes_of_number, read_and_quantize
 from lp.model.reference import Reference
+from lp.platform import build as kernels
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
 
@@ -173,7 +176,7 @@ def load(
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
     _check_compilation(settings, reader is None, is_compiled, device)
     known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
-    _check_weights(settings.weights, known, device)
+    _check_weights(settings.weights, known, reader is None, device)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)
     if dtype == torch.float32:
@@ -181,9 +184,12 @@ def load(
     extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
         extension.check(known)
+    is_packed = is_compiled and settings.compile is not CompileMode.off and not kernels.missing_triton()
     if reader is None or group is not None:
         num_parts = group.num_ranks if group else 1
-        check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts)
+        is_measured = reader is None and device.type == "cuda"
+        num_bytes = weight_bytes(known, dtype, settings.weights, is_packed) if is_measured else None
+        check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts, num_bytes)
     given = known.path, known.config, dtype, device
     if reader is not None:
         model, layers = reader(*given, settings.weights)
@@ -198,7 +204,7 @@ def load(
     checks = Checks(known.path, device, *facts) if reader is None else None
     is_checked = checks is not None and checks.have_passed
     if not (is_checked and settings.compile is not CompileMode.off):
-        keep_unpacked(model, UNPACKED_SHARE * available_memory() / num_sharing)
+        keep_unpacked(model, UNPACKED_SHARE * free_memory(device) / num_sharing)
     if is_checked:
         references = None
         causal.cache_shapes = find_shapes(causal)
@@ -207,8 +213,9 @@ def load(
     for extension in extensions:
         extension.load(causal, known)
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
-    if device.type == "cuda" and is_compiled and settings.compile is not CompileMode.off:
-        merge_weights(causal)
+    models = [causal, *(one.model for one in extensions if one.model)]
+    if device.type == "cuda":
+        _lay_out_weights(models, settings.compile, is_compiled)
     _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
     if is_compiled:
         has_passed = _make_fast(causal, settings, references, capture, is_checked, group)
@@ -216,9 +223,50 @@ def load(
             checks.note()
     for extension in extensions:
         extension.attach(causal, settings.compile)
+    if device.type == "cuda":
+        for one in models:
+            if one.fast is None:  # a tiny model, or one whose fast forward has failed its check
+                keep_unpacked(one.model, UNPACKED_SHARE * free_memory(device) / num_sharing)
     causal.free_weights()
     causal.grammars = checkpoint.grammars
     return checkpoint
+
+
+def _lay_out_weights(models: Sequence[CausalModel], mode: CompileMode, is_compiled: bool) -> None:
+    """On a GPU: merges weights where a fused forward will run, and unpacks quantised ones where none will.
+
+    models: the main one first. is_compiled: whether that one gets a fast forward.
+    """
+    for number, model in enumerate(models):
+        drop_unpacked(model.model)
+        is_wanted = mode is not CompileMode.off and (is_compiled or number > 0)
+        num_quantized = len(quantized_parameters(model.model))
+        if (number > 0 and not num_quantized) or (is_wanted and merge_weights(model)):
+            continue
+        if num_quantized:
+            log.info("quantised weights are unpacked to %s, as no fused forward reads them", dtype_name(model.dtype))
+            model.unpack_weights()
+
+
+def weight_bytes(
+    known: CheckpointInfo, dtype: torch.dtype, weights: Weights = Weights.auto, is_packed: bool = True
+) -> float | None:
+    """The bytes that a whole model's weights will take on a GPU; None if all have the dtype, as those of its files.
+
+    is_packed: whether quantised weights stay so.
+    """
+    file = linked_file(known.path)
+    is_quantized = file is not None or find_method(known.config) is not None or weights is not Weights.auto
+    if not is_quantized:
+        return None
+    if is_packed and weights is Weights.auto:
+        return stored_bytes(Path(known.path), dtype) if file is None else file.stat().st_size
+    model = empty_model(known.config, dtype)
+    model.tie_weights()
+    return sum(
+        weight.numel() * (bytes_of_number(model, name, weights) if is_packed else dtype.itemsize)
+        for name, weight in model.named_parameters()
+    )
 
 
 def _bound_memory(models: Sequence[CausalModel], kv_memory: str, num_sharing: int) -> None:
@@ -242,13 +290,16 @@ def _check_compilation(settings: ModelSettings, is_whole: bool, is_compiled: boo
         )
 
 
-def _check_weights(weights: Weights, known: CheckpointInfo, device: torch.device) -> None:
+def _check_weights(weights: Weights, known: CheckpointInfo, is_whole: bool, device: torch.device) -> None:
     """Raises ValueError for weights that cannot be quantised when they are read."""
     if weights is Weights.auto:
         return
     check_can_quantize(known, f"model.weights={weights}", "model.weights=auto")
-    if device.type != "cpu":
-        raise ValueError(f"model.weights={weights} is for CPUs; use model.weights=auto, with model.dtype=bfloat16")
+    if device.type == "cuda" and not is_whole:
+        raise ValueError(
+            f"model.weights={weights} is on GPUs for ranks that hold the whole model; use parallel=single or "
+            "parallel=lp, or model.weights=auto"
+        )
 
 
 def check_can_quantize(known: CheckpointInfo, setting: str, remedy: str) -> None:

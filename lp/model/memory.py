@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
 from lp.kv_cache.contiguous import ContiguousMemory
 from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.weight_files import FLOATING
 
 # A cache of this many tokens must fit, or of the whole context if that is shorter.
 LIKELY_TOKENS = 4096
@@ -40,28 +41,32 @@ def check_fits(
     max_length: int,
     kv_bytes: float | None = None,
     num_parts: int = 1,
+    weight_bytes: float | None = None,
 ) -> None:
     """Raises DoesNotFit for a checkpoint folder whose weights, arena and graphs need more than a GPU has free.
 
     kv_bytes: the size of the arena of keys and values; None is as much as one sequence is likely to need. num_parts:
-    ranks among which the model is split.
+    ranks among which the model is split. weight_bytes: of quantised weights and all others; None means that all weights
+    of the folder have the dtype.
     """
     if device.type != "cuda":
         return
     free, total = _free_memory(device)
     num_tokens = min(max_length, LIKELY_TOKENS)
-    weights = num_parameters(Path(path)) * dtype.itemsize / num_parts
+    weights = (num_parameters(Path(path)) * dtype.itemsize if weight_bytes is None else weight_bytes) / num_parts
     arena, what = kv_bytes, "model.kv_memory"
     if arena is None:
         arena, what = cache_bytes(config, dtype, num_tokens) / num_parts, f"keys and values of {num_tokens} tokens"
     rest = MARGIN * total
     if weights + arena + rest > free:
         lower = "" if kv_bytes is None else "a lower model.kv_memory, "
+        quantised = "model.weights=int4, " if weight_bytes is None and num_parts == 1 else ""
         part = "" if num_parts == 1 else f"1/{num_parts} of the "
         raise DoesNotFit(
             f"{path!r} does not fit {device}: {part}weights {weights / 1e9:.1f} GB, {what} {arena / 1e9:.1f} GB, "
             f"graphs and activations {rest / 1e9:.1f} GB, and {free / 1e9:.1f} of {total / 1e9:.1f} GB are free; use "
-            f"{lower}model.dtype=bfloat16, a lower model.max_length, parallel=tp over more GPUs, or free the GPU"
+            f"{lower}model.dtype=bfloat16, {quantised}a lower model.max_length, parallel=tp over more GPUs, or free "
+            "the GPU"
         )
 
 
@@ -79,14 +84,28 @@ def num_weight_bytes(model: nn.Module) -> int:
 
 def num_parameters(folder: Path) -> int:
     """The number of parameters in a folder's safetensors files, by their headers; 0 if there is no such folder."""
-    return sum(_num_in_file(file) for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    return sum(math.prod(entry["shape"]) for entry in _entries(folder))
 
 
-def _num_in_file(file: Path) -> int:
-    # A safetensors file begins with the length of its header (8 bytes, little-endian) and the header itself in JSON.
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+def stored_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """The bytes of all tensors in a folder's safetensors files, where those of floating point are read in a dtype and
+    others, which are quantised, stay as they are.
+    """
+    return sum(
+        math.prod(entry["shape"]) * dtype.itemsize
+        if entry["dtype"] in FLOATING
+        else entry["data_offsets"][1] - entry["data_offsets"][0]
+        for entry in _entries(folder)
+    )
+
+
+def _entries(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the headers of a folder's safetensors files say of each tensor."""
+    for file in folder.glob("*.safetensors") if folder.is_dir() else ():
+        # A file begins with the length of its header (8 bytes, little-endian) and the header itself in JSON.
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        yield from (entry for name, entry in header.items() if name != "__metadata__")
 
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
@@ -200,6 +219,11 @@ def _free_memory(device: torch.device) -> tuple[int, int]:
     """Bytes of a GPU that are free, and all that it has. What torch has freed and kept for itself counts as free."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a device's memory that are free."""
+    return _free_memory(device)[0] if device.type == "cuda" else available_memory()
 
 
 def available_memory() -> int:

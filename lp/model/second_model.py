@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedConfig
 
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import check_can_quantize, read_whole
+from lp.model.checkpoint import check_can_quantize, read_whole, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError
@@ -81,8 +81,9 @@ class SecondModelExtension(Extension):
         if self.settings.layers:
             config = with_first_layers(config, self.settings.layers, self.role)
         probes = text_probes(own.tokenizer)
+        num_bytes = weight_bytes(own, main.dtype, weights) if main.device.type == "cuda" else None
+        check_fits(own.path, config, main.dtype, main.device, own.max_length, weight_bytes=num_bytes)
         if weights is Weights.auto:
-            check_fits(own.path, config, main.dtype, main.device, own.max_length)
             model, layers = read_whole(own.path, config, main.dtype, main.device)
         else:
             setting = f"{self.role}.weights"

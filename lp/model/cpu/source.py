@@ -106,6 +106,7 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 values = step.x.source, step.x.start, step.x.source.width, step.values, step.places
                 instructions.append(Instruction(TOP_K, 0, number, is_last, (*values, step.size, step.count)))
             else:
+                assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
                 at = attentions.setdefault(_attention(step), len(attentions))
                 assert isinstance(step.query.source, Value)
                 values = step.query.source, step.query.start, step.query.source.width, step.out, step.layer

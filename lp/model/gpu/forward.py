@@ -15,7 +15,19 @@ from lp.kv_cache.arena import Arena
 from lp.model.fast_forward import BeforeAttention, SequenceRows
 from lp.model.gpu.attention import attend, attend_in_order, lay_paths, new_counters, tile_of
 from lp.model.gpu.experts import Tiles, lay_tiles, multiply_experts
-from lp.model.gpu.plan import Instruction, RunAttention, RunCollective, RunExperts, RunProduct, RunStage, RunTopK
+from lp.model.gpu.packed_product import PackedProducts
+from lp.model.gpu.plan import (
+    Instruction,
+    RunAttention,
+    RunCollective,
+    RunExperts,
+    RunLookup,
+    RunPackedProduct,
+    RunProduct,
+    RunStage,
+    RunTopK,
+    packed_weights,
+)
 from lp.model.gpu.products import Multiply
 from lp.model.gpu.prompts import PromptAttention, PromptStep
 from lp.model.gpu.sinks import Store
@@ -55,6 +67,7 @@ class FusedForward:
         self._program = program
         self._dtype = dtype
         self._multiply = multiply
+        self._packed = PackedProducts(arena.device, is_invariant, packed_weights(plan))
         self._counters = new_counters(arena.device)
         # By the layers that are held here, from the first on.
         self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
@@ -73,7 +86,7 @@ class FusedForward:
         rows = slice(len(given.tokens) - answered, None) if isinstance(answered, int) else answered
         prompts = self.prompts and self.prompts.find(sequences, given, self._counters)
         run = _Run(
-            self._program, self._dtype, self._multiply, self.is_invariant, given, self._stores,
+            self._program, self._dtype, self._multiply, self._packed, self.is_invariant, given, self._stores,
             self._counters, rows, before_attention, incoming, prompts, is_long,
         )  # fmt: skip
         found = run.run(self.plan)
@@ -99,6 +112,7 @@ class _Run:
         program: Program,
         dtype: torch.dtype,
         multiply: Multiply,
+        packed: PackedProducts,
         is_invariant: bool,
         given: StepTensors,
         stores: list[tuple[Tensor, Tensor]],
@@ -111,7 +125,7 @@ class _Run:
     ):
         self._program = program
         self._dtype = dtype
-        self._multiply = multiply
+        self._multiply, self._packed = multiply, packed
         self._given = given
         self._stores = stores
         self._counters = counters
@@ -132,6 +146,11 @@ class _Run:
                     self._stage(one)
                 case RunProduct():
                     self._product(one)
+                case RunPackedProduct():
+                    x = self._read(one.step.x, one.weight.num_inputs)
+                    self._arrays[one.step.out] = self._packed.multiply(x, one.weight, one.bias)
+                case RunLookup():
+                    self._look_up(one)
                 case RunAttention():
                     self._attention(one)
                 case RunCollective():
@@ -166,6 +185,12 @@ class _Run:
     def _product(self, one: RunProduct) -> None:
         x = self._read(one.step.x, one.weight.shape[0])
         self._arrays[one.step.out] = self._multiply(x, one.weight, one.bias)
+
+    def _look_up(self, one: RunLookup) -> None:
+        step = one.step
+        assert isinstance(step.index.source, Value) and step.index.source.width == 1
+        index = self._arrays[step.index.source].view(-1)
+        self._arrays[step.out] = self._packed.look_up(one.table, index, self._dtype)
 
     def _collective(self, step: Collective) -> None:
         match step:

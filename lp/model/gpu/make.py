@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from lp.kv_cache.arena import Arena
 from lp.model.causal import CausalModel
 from lp.model.gpu.forward import FusedForward
-from lp.model.gpu.passes import choose_formats, merge_products
+from lp.model.gpu.passes import choose_formats, look_up_apart, merge_products
 from lp.model.gpu.plan import RunProduct, make_plan
 from lp.model.gpu.product import multiply as multiply_alike
 from lp.model.gpu.product_times import Timer, choose_products
@@ -24,7 +22,7 @@ def make_fused(
     model: CausalModel, arena: Arena, is_invariant: bool = False, timer: Timer | None = None
 ) -> FusedForward:
     """timer: times the candidates for each product of few rows, unless the forward is invariant; None leaves all
-    products to cuBLAS.
+    products to cuBLAS. Those with quantised weights have one kernel.
 
     Raises Inexpressible for a model that has no fused form, and CannotBuild where there is no Triton.
     """
@@ -43,14 +41,18 @@ def make_fused(
     return FusedForward(program, plan, model.dtype, arena, products, prompts=prompts)
 
 
-def merge_weights(model: CausalModel) -> None:
+def merge_weights(model: CausalModel) -> bool:
     """Merges the weights of a model in place, if it has a fused form. Its forward finds them merged.
 
-    To be called before memory for keys and values takes what is left.
+    To be called before memory for keys and values takes what is left. Returns whether the model has such a form.
     """
-    if not kernels.missing_triton():
-        with suppress(Inexpressible):
-            merge_products(translate(model, MORE_ROWS), model.model.parameters())
+    if kernels.missing_triton():
+        return False
+    try:
+        merge_products(translate(model, MORE_ROWS), model.model.parameters())
+    except Inexpressible:
+        return False
+    return True
 
 
 def make_program(model: CausalModel) -> Program:
@@ -63,5 +65,6 @@ def make_program(model: CausalModel) -> Program:
     if outline(program) != outline(translate(model, FEW_ROWS)):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
     merge_products(program, model.model.parameters())
+    look_up_apart(program)
     choose_formats(program, model.dtype)
     return program

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from lp.model.program.steps import (
     ExpertProduct,
     Gather,
     Keep,
+    Lookup,
     Map,
     Operand,
     Product,
@@ -32,27 +34,29 @@ from lp.model.program.steps import (
     TopK,
     Value,
     WeightKey,
-    plain_weight,
     reads,
     table_key,
     weight_key,
     written,
 )
+from lp.model.quantization.packed import PackedWeight, join
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.weight import QuantizedWeight
 
 
 def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
-    """Makes one product of those that multiply the same rows. Their weights become one tensor.
+    """Makes one product of those that multiply the same rows. Their weights become one, if they are of one format.
 
-    parameters: the model's own. Those that are merged become views of that tensor, so the model's own forward goes on,
+    parameters: the model's own. Those that are merged become views of that weight, so the model's own forward goes on,
     and nothing is held twice: the memory of the weights of a group is free before those of the next one are merged.
     """
-    owners = {table_key(parameter.detach()): parameter for parameter in parameters if parameter.dim() == 2}
+    owners = {_key_of(parameter): parameter for parameter in parameters if parameter.dim() == 2}
     steps: list[Step | None] = list(program.steps)
     program.steps = []  # which would hold weights that have been merged
-    groups: dict[tuple[int, Operand, bool], list[int]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, step in enumerate(steps):
-        if isinstance(step, Product) and step.out is not program.output and plain_weight(step).t().is_contiguous():
-            groups[id(step.x.source), step.x, step.bias is None].append(number)
+        if isinstance(step, Product) and step.out is not program.output and (kind := _kind_of(step.weight)):
+            groups[id(step.x.source), step.x, step.bias is None, kind].append(number)
     step = None
     moved: dict[int, tuple[Value, int]] = {}
     outs: list[Value] = []  # whose ids are in `moved`
@@ -69,18 +73,40 @@ def merge_products(program: Program, parameters: Iterable[Tensor]) -> None:
     program.steps = [_moved(step, moved) for step in steps if step is not None]
 
 
+def _key_of(parameter: Tensor) -> WeightKey:
+    """The name of the weight of a model's parameter, if a product has it."""
+    quantized = isinstance(parameter, QuantizedParameter)
+    return table_key(parameter.quantized if quantized else parameter.detach())
+
+
+def _kind_of(weight: Tensor | QuantizedWeight) -> object | None:
+    """What is equal of weights that can be merged; None if a weight cannot be."""
+    if isinstance(weight, Tensor):
+        return Tensor if weight.t().is_contiguous() else None
+    assert isinstance(weight, PackedWeight), "weights on a GPU are packed for it"
+    return weight.format, weight.num_inputs, *weight.planes.all()
+
+
 @torch.no_grad()
 def _merge(group: list[Any], owners: Mapping[WeightKey, Tensor]) -> tuple[Product, list[Value]]:
     """The product of a group, and the values that its parts are. group: products."""
-    weights = [one.weight.t() for one in group]
-    weight = _joined(weights)
-    for one, part in zip(group, weight.split([one.out.width for one in group]), strict=True):
-        if (owner := owners.get(weight_key(one.weight))) is not None:
-            owner.data = part
+    outs = [one.out for one in group]
+    if isinstance(group[0].weight, Tensor):
+        weight = _joined([one.weight.t() for one in group]).t()
+        parts = weight.split([out.width for out in outs], dim=1)
+    else:
+        weight = join([one.weight for one in group])
+        ends = [*accumulate(out.width for out in outs)]
+        parts = [weight.part(end - out.width, end) for end, out in zip(ends, outs, strict=True)]
+    for one, part in zip(group, parts, strict=True):
+        match owners.get(weight_key(one.weight)), part:
+            case QuantizedParameter() as owner, PackedWeight() as own:
+                owner.quantized = own
+            case Tensor() as owner, Tensor() as own:
+                owner.data = own.t()
     biases = [one.bias.tensor for one in group if one.bias is not None]
     bias = Constant(torch.cat([one.reshape(-1) for one in biases])) if biases else None
-    outs = [one.out for one in group]
-    return Product(Value(sum(out.width for out in outs)), group[0].x, weight.t(), bias), outs
+    return Product(Value(sum(out.width for out in outs)), group[0].x, weight, bias), outs
 
 
 def _joined(weights: list[Tensor]) -> Tensor:
@@ -105,7 +131,7 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
     match step:
         case Map() | Reduce():
             return replace(step, inputs=tuple(of(one) for one in step.inputs))
-        case Gather():
+        case Gather() | Lookup():
             return replace(step, index=of(step.index))
         case Round() | Keep():
             return replace(step, source=of(step.source))
@@ -117,12 +143,24 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             return replace(step, query=of(step.query))
 
 
+def look_up_apart(program: Program) -> None:
+    """Has rows of quantised tables looked up by steps of their own."""
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Gather) and isinstance(step.table, QuantizedWeight):
+            out = step.out.source
+            assert isinstance(out, Value) and out.width == step.table.num_inputs, "a row is the whole of a value"
+            step = Lookup(out, step.index, step.table)
+        steps.append(step)
+    program.steps = steps
+
+
 def choose_formats(program: Program, dtype: torch.dtype) -> None:
-    """Has products and attention read and write the model's 16-bit format. Everything else stays float32."""
+    """Has products, lookups and attention read and write the model's 16-bit format. Everything else stays float32."""
     if dtype == torch.float32:
         return
     for step in program.steps:
-        if isinstance(step, Product | ExpertProduct | Attention):
+        if isinstance(step, Product | Lookup | ExpertProduct | Attention):
             step.out.is_half = True
     round_inputs(program)
     readers: dict[int, list[Step]] = defaultdict(list)

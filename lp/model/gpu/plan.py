@@ -4,6 +4,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +21,16 @@ from lp.model.program.steps import (
     Collective,
     Constant,
     ExpertProduct,
+    Lookup,
     Product,
     Program,
     Shared,
     TopK,
     Value,
-    plain_weight,
     reads,
     written,
 )
+from lp.model.quantization.packed import PackedWeight
 from lp.platform.build import compiled
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,6 +57,25 @@ class RunProduct:
     step: Product
     weight: Tensor
     bias: Tensor | None
+    last_uses: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class RunPackedProduct:
+    """A product with a quantised weight [K, N]. bias: [N]."""
+
+    step: Product
+    weight: PackedWeight
+    bias: Tensor | None
+    last_uses: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class RunLookup:
+    """A lookup of rows of a quantised table."""
+
+    step: Lookup
+    table: PackedWeight
     last_uses: tuple[Value, ...]
 
 
@@ -92,7 +113,19 @@ class RunExperts:
     last_uses: tuple[Value, ...]
 
 
-Instruction = RunStage | RunProduct | RunAttention | RunCollective | RunTopK | RunExperts
+Instruction = RunStage | RunProduct | RunPackedProduct | RunLookup | RunAttention | RunCollective | RunTopK | RunExperts
+
+
+def packed_weights(plan: Iterable[Instruction]) -> Iterator[PackedWeight]:
+    """The quantised weights that a plan reads."""
+    for one in plan:
+        match one:
+            case RunPackedProduct():
+                yield one.weight
+            case RunLookup():
+                yield one.table
+            case _:
+                pass
 
 
 def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list[Instruction]:
@@ -158,7 +191,13 @@ class _Plan:
         match step:
             case Product():
                 bias = None if step.bias is None else step.bias.tensor.detach().reshape(-1)
-                return RunProduct(step, plain_weight(step).detach(), bias, last_uses)
+                if isinstance(step.weight, PackedWeight):
+                    return RunPackedProduct(step, step.weight, bias, last_uses)
+                assert isinstance(step.weight, Tensor), "weights on a GPU are packed for it"
+                return RunProduct(step, step.weight.detach(), bias, last_uses)
+            case Lookup():
+                assert isinstance(step.table, PackedWeight), "weights on a GPU are packed for it"
+                return RunLookup(step, step.table, last_uses)
             case Attention():
                 return RunAttention(step, step is self._last, last_uses)
             case AllReduce() | AllGather():

@@ -116,6 +116,18 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Copies the row of a quantised table that an integer names, by a kernel of its own, as GPUs do.
+
+    out: in the model's own format.
+    """
+
+    out: Value
+    index: Operand
+    table: QuantizedWeight
+
+
+@dataclass(frozen=True)
 class TopK:
     """Finds the `count` largest of `size` numbers that lie side by side, the largest first, and their places."""
 
@@ -178,15 +190,9 @@ class AllGather:
     group: RankGroup
 
 
-def plain_weight(step: Product) -> Tensor:
-    """The weight of a product, for devices without kernels for quantised ones, which are unpacked there when read."""
-    assert isinstance(step.weight, Tensor), "quantised weights are for CPUs"
-    return step.weight
-
-
 def plain_table(step: Gather) -> Constant:
-    """The same of a table."""
-    assert isinstance(step.table, Constant), "quantised tables are for CPUs"
+    """The table of a step whose table is not quantised."""
+    assert isinstance(step.table, Constant), "a GPU looks up rows of quantised tables by a step of its own"
     return step.table
 
 
@@ -211,7 +217,7 @@ Statement = Map | Reduce | Gather | Round | Keep
 # What waits for the other ranks.
 Collective = AllReduce | AllGather
 # What all threads of a device do together.
-Shared = Product | Attention | Collective | TopK | ExpertProduct
+Shared = Product | Lookup | Attention | Collective | TopK | ExpertProduct
 Step = Statement | Shared
 
 
@@ -260,7 +266,7 @@ def reads(step: Step) -> list[Operand]:
     match step:
         case Map() | Reduce():
             return list(step.inputs)
-        case Gather():
+        case Gather() | Lookup():
             return [step.index]
         case Round() | Keep():
             return [step.source]

@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
+from lp.model.quantization.packed import pack
 from lp.model.quantization.part import part_of, unpack
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
 from lp.model.weight_files import Matrices, Shard, WeightFiles
@@ -162,7 +163,8 @@ class QuantizedFiles:
 def read_quantized(
     path: str, config: PreTrainedConfig, method: Method, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights; see Reader in lp/model/checkpoint.py. On a CPU quantised ones stay as they are.
+    """Reads all weights; see Reader in lp/model/checkpoint.py. Quantised ones stay so: on a CPU as they are, and packed
+    on a GPU.
 
     Raises CheckpointError.
     """
@@ -179,11 +181,9 @@ def read_quantized(
     log.info("%s weights: %s; the text is that of the quantised model", method.name, summary(quantized))
     if method.has_activations:
         log.info("the checkpoint is made for quantised activations as well; here they stay in %s", dtype_name(dtype))
-    if device.type != "cpu":
-        log.info("quantised weights are unpacked to %s on a GPU", dtype_name(dtype))
+    if device.type == "cuda":
         tensors = {
-            name: unpack(one, None, device) if isinstance(one, QuantizedWeight) else one
-            for name, one in tensors.items()
+            name: pack(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
         }
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))

@@ -23,6 +23,7 @@ from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
 from lp.model.quantization.model import empty_model, fill, takes_quantized
+from lp.model.quantization.packed import pack
 from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
 from lp.model.weight_files import Matrices, Shard
@@ -152,7 +153,8 @@ class GgufFile:
 def read_gguf(
     file: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights of a file; see Reader in lp/model/checkpoint.py. On a CPU quantised ones stay as they are.
+    """Reads all weights of a file; see Reader in lp/model/checkpoint.py. Quantised ones stay so: on a CPU as they are,
+    and packed on a GPU.
 
     Raises CheckpointError.
     """
@@ -163,8 +165,9 @@ def read_gguf(
     for own, empty in model.state_dict().items():
         if (name := names.get(own)) is None:
             continue
-        is_packed = device.type == "cpu" and takes_quantized(model, own)
-        found = source.quantized(name, empty.shape, None, dtype) if is_packed else None
+        found = source.quantized(name, empty.shape, None, dtype) if takes_quantized(model, own) else None
+        if found is not None and device.type == "cuda":
+            found = pack(found, device)
         if found is None:
             if source.kind(name) not in PLAIN:
                 unpacked[source.kind(name).name] += 1

@@ -89,7 +89,7 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     quantized = table.quantized
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
-    places = tokens.cpu()
+    places = tokens.to(quantized.device)
     rows = quantized.rows(places.clamp(max=quantized.num_outputs - 1) if table.has_zeros else places)
     if table.has_zeros:
         rows = torch.where(places[..., None] < quantized.num_outputs, rows, 0.0)
@@ -98,8 +98,33 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
     """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes."""
-    parameters = [one for one in model.parameters() if isinstance(one, QuantizedParameter) and not one.has_zeros]
-    if sum(one.numel() * one.dtype.itemsize for one in parameters) > most_bytes:
+    found = [one for one in quantized_parameters(model) if not one.has_zeros]
+    if sum(one.numel() * one.dtype.itemsize for one in found) > most_bytes:
         return
-    for one in parameters:
+    for one in found:
         one.unpacked = unpack(one.quantized, None, one.device)
+
+
+def drop_unpacked(model: nn.Module) -> None:
+    """Gives back what `keep_unpacked` has taken."""
+    for one in quantized_parameters(model):
+        one.unpacked = None
+
+
+def unpack_parameters(model: nn.Module) -> None:
+    """Puts plain parameters in the place of quantised ones, one after the other."""
+    plain: dict[int, nn.Parameter] = {}
+    for one in quantized_parameters(model):
+        found = unpack(one.quantized, None, one.device) if one.unpacked is None else one.unpacked
+        plain[id(one.quantized)] = nn.Parameter(found, requires_grad=False)
+        one.free()
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if isinstance(one, QuantizedParameter):
+                module._parameters[name] = plain[id(one.quantized)]
+
+
+def quantized_parameters(model: nn.Module) -> list[QuantizedParameter]:
+    """Those of a model, with weights that are tied once."""
+    found = (one for one in model.parameters() if isinstance(one, QuantizedParameter))
+    return [*{id(one.quantized): one for one in found}.values()]

@@ -21,6 +21,7 @@ from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from lp.model.probes import Probes, spread_probes
 from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
+from lp.model.quantization.packed import pack
 from lp.model.quantization.part import check_inputs, unpack
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, Shard, WeightFiles
@@ -32,8 +33,9 @@ log = logging.getLogger("lookahead")
 # is then replaced by the best one for the codes that it gives.
 FACTORS = {8: (1.0,), 4: (1.15, 1.0, 0.85)}
 NUM_REFINEMENTS = 2
-# Numbers that are quantised at a time, so that they stay in a core's cache.
-AT_ONCE = 1 << 18
+# Numbers that are quantised at a time, so that they stay in a core's cache, and on a GPU, which then is busy.
+AT_ONCE, AT_ONCE_ON_GPU = 1 << 18, 1 << 24
+CPU = torch.device("cpu")
 
 
 # The setting for the main model.
@@ -61,6 +63,10 @@ class IntegerWeight(QuantizedWeight):
         """packed: uint8 [N, K * bits / 8], two codes of 4 bits in a byte. scales: float16 [N, G]."""
         super().__init__(FORMATS[bits], len(packed), packed.shape[1] * 8 // bits, dtype)
         self._packed, self._scales = packed, scales
+
+    @property
+    def device(self) -> torch.device:
+        return self._packed.device
 
     @property
     def num_bytes(self) -> int:
@@ -117,7 +123,7 @@ def read_and_quantize(
     probes: Probes,
     setting: str,
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Reads all weights and quantises those that can be; see Reader in lp/model/checkpoint.py.
+    """Reads all weights and quantises those that can be, on the device; see Reader in lp/model/checkpoint.py.
 
     probes: texts as tokens, for which the log says what quantising changes; none stands for made-up ones. setting: the
     name of the one that asks for it. Raises CheckpointError.
@@ -127,10 +133,10 @@ def read_and_quantize(
     with WeightFiles(path) as files:
         found = _read_all(files, model, dtype)
     fill(model, found, device)
-    tokens = _tokens(probes, config.get_text_config(decoder=True).vocab_size)
+    tokens = _tokens(probes, config.get_text_config(decoder=True).vocab_size).to(device)
     expected = _logits(model, tokens)
     tensors = {
-        name: quantize(one.stored, _bits(model, name, weights), dtype) if isinstance(one, UnquantizedWeight) else one
+        name: _quantized(one, bits_of(model, name, weights), device) if isinstance(one, UnquantizedWeight) else one
         for name, one in found.items()
     }
     fill(model, tensors, device)
@@ -178,7 +184,7 @@ class QuantizingFiles:
             key = names.get(name) or names.get(twins.get(name, name))
             if isinstance(key, str) and _can_quantize(model, name):
                 self._files.check_floating(key)
-                self._bits[key] = _bits(model, name, self._weights)
+                self._bits[key] = bits_of(model, name, self._weights)
         return names
 
     def quantized(
@@ -236,11 +242,24 @@ def _can_quantize(model: PreTrainedModel, name: str) -> bool:
     return takes_quantized(model, name) and model.get_parameter(name).shape[1] % GROUP == 0
 
 
-def _bits(model: PreTrainedModel, name: str, weights: Weights) -> int:
+def _quantized(weight: UnquantizedWeight, bits: int, device: torch.device) -> QuantizedWeight:
+    made = quantize(weight.stored, bits, weight.dtype, device)
+    return pack(made, device) if device.type == "cuda" else made
+
+
+def bits_of(model: PreTrainedModel, name: str, weights: Weights) -> int:
     """Embeddings and the output head have 8 bits, since an error there is not evened out by later layers."""
     module = model.get_submodule(name.rpartition(".")[0])
     is_inner = isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
     return 4 if weights is Weights.int4 and is_inner else 8
+
+
+def bytes_of_number(model: PreTrainedModel, name: str, weights: Weights) -> float:
+    """The bytes that a number of a parameter takes once it is quantised, if it can be."""
+    weight = model.get_parameter(name)
+    if not takes_quantized(model, name) or weight.shape[1] % GROUP:
+        return weight.dtype.itemsize
+    return bits_of(model, name, weights) / 8 + torch.float16.itemsize / GROUP
 
 
 def _tokens(probes: Probes, vocab_size: int) -> Tensor:
@@ -263,14 +282,14 @@ def _difference(found: Tensor, expected: Tensor) -> tuple[float, float]:
     return errors.median().item(), (found.argmax(-1) == expected.argmax(-1)).float().mean().item()
 
 
-def quantize(weight: Tensor, bits: int, dtype: torch.dtype) -> IntegerWeight:
+def quantize(weight: Tensor, bits: int, dtype: torch.dtype, device: torch.device = CPU) -> IntegerWeight:
     """Quantises a weight [N, K] of any floating-point format. dtype: of the model."""
     num_outputs, num_inputs = weight.shape
-    packed = torch.empty(num_outputs, num_inputs * bits // 8, dtype=torch.uint8)
-    scales = torch.empty(num_outputs, num_inputs // GROUP, dtype=torch.float16)
-    at_once = max(1, AT_ONCE // num_inputs)
+    packed = torch.empty(num_outputs, num_inputs * bits // 8, dtype=torch.uint8, device=device)
+    scales = torch.empty(num_outputs, num_inputs // GROUP, dtype=torch.float16, device=device)
+    at_once = max(1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU) // num_inputs)
     for first in range(0, num_outputs, at_once):
-        some = weight[first : first + at_once].float()
+        some = weight[first : first + at_once].to(device).float()
         codes, own = quantize_groups(some.reshape(-1, GROUP), bits)
         codes = codes.view(len(some), -1)
         packed[first : first + at_once] = codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4

@@ -82,6 +82,11 @@ class QuantizedWeight(ABC):
         return self.format.span or self.num_inputs
 
     @property
+    def device(self) -> torch.device:
+        """Where its numbers are."""
+        return torch.device("cpu")
+
+    @property
     @abstractmethod
     def num_bytes(self) -> int:
         """The bytes that it takes where it is stored."""
@@ -116,7 +121,7 @@ def dequantize(format: WeightFormat, numbers: Numbers) -> Tensor:
     """float32 [N, K]."""
     codes = numbers.codes
     if format.codebook is not None:
-        values = torch.tensor(format.codebook, dtype=torch.float32)[codes.int()]
+        values = torch.tensor(format.codebook, dtype=torch.float32, device=codes.device)[codes.int()]
     else:
         values = codes.to(torch.float32)
         if format.zero:

@@ -11,8 +11,9 @@ from benchmarks.projections import gpu_step
 from lp.platform.build import missing_triton
 from tests.benchmarks.results import read
 
+pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
 
-@pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "triton is there")
+
 def test_a_fused_step_is_estimated_to_take_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--model", "llama-1b", "--rows", "1,64", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["gpu_step", *options])
@@ -23,3 +24,13 @@ def test_a_fused_step_is_estimated_to_take_less(tmp_path: Path, monkeypatch: pyt
         assert by_name[rows, "fused"] < by_name[rows, "without fusing"]
     assert "ESTIMATED" in text
     assert f"|products|{4 * 22 + 1}|" in text.replace(" ", "")
+
+
+def test_a_step_with_quantised_weights_is_estimated_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--model", "llama-130m", "--rows", "1", "--weights", "int4", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_step", *options])
+    gpu_step.main()
+    text, data = read(tmp_path, "gpu_step-llama-130m-int4")
+    assert [one["forward"] for one in data["steps"]] == ["without fusing", "fused", "fused, int4"]
+    assert "Products of weights in int4 are ASSUMED to read at" in text
+    assert f"|productsofpackedweights(assumed)|{4 * 12 + 1}|" in text.replace(" ", "")

@@ -1,4 +1,5 @@
-"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, products of tiles, and helpers that are kernels.
+"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, products of tiles, masks of one number, and
+helpers that are kernels.
 
 Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off where it should round.
 It has NumPy multiply tiles, and there a row's bits may depend on its place in the tile (on an AMD processor they do).
@@ -42,7 +43,7 @@ def mended() -> Iterator[None]:
     def reduction(combine: Any) -> Any:
         return lambda values, axis, keep_dims=False: tl.reduce(values, axis, combine, keep_dims=keep_dims)
 
-    cast, convert = builder.cast_impl, builder.create_fp_to_fp
+    cast, convert, splat = builder.cast_impl, builder.create_fp_to_fp, builder.create_splat
 
     def cast_right(self: Any, source: Any, kind: Any) -> Any:
         pair = source.dtype.scalar, kind.scalar
@@ -66,6 +67,10 @@ def mended() -> Iterator[None]:
         by_row = np.matmul(left[..., :, None, :], right[..., None, :, :], dtype=d.data.dtype)[..., 0, :]
         return interpreter.TensorHandle(by_row + d.data, d.dtype.scalar)
 
+    def splat_right(self: Any, kind: Any, arg: Any) -> Any:
+        made = splat(self, kind, arg)
+        return interpreter.TensorHandle(made.data.astype(bool), tl.int1) if arg.data.dtype == bool else made
+
     try:
         for name, combine in (
             ("sum", standard._sum_combine), ("max", standard._elementwise_max), ("min", standard._elementwise_min),
@@ -76,6 +81,7 @@ def mended() -> Iterator[None]:
         change(builder, "cast_impl", cast_right)
         change(builder, "create_fp_to_fp", convert_right)
         change(builder, "create_dot", dot_right)
+        change(builder, "create_splat", splat_right)
         yield
     finally:
         for owner, name, before in reversed(changed):
