@@ -34,7 +34,7 @@ class MixedDecoder(DraftedDecoder):
         """
         self.inner, self._text, self._grows_freely = inner, text, grows_freely
         self._calibration = experience.calibration
-        self._asking = Asking(experience.worth, inner.profile.cost, text.reads_text)
+        self._asking = Asking(experience, inner.profile.cost, text.reads_text)
         # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
         self._planned = self.tree = chain([0])
         self._growth: Growth

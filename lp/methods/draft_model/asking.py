@@ -17,6 +17,9 @@ TRIAL_SHARE = 0.01
 PRIOR_GAIN, PRIOR_TOKENS = 0.5, 32.0
 # Texts often end long before they may: no more tokens than these count as those that a text is going to have.
 LIKELY_TOKENS = 128
+# At first text is believed to be decoded plainly, as if so many tokens had shown it. After so many, earlier ones count
+# half.
+PRIOR_PACE_TOKENS, MOST_PACE_TOKENS = 8.0, 256.0
 # Tokens after which earlier ones count half.
 MOST_TOKENS = 1024.0
 
@@ -43,19 +46,40 @@ class Worth:
         return self.trials, self._gained, self._tokens
 
 
+class Pace:
+    """How fast text is decoded, drafts included: tokens in the time of a plain step."""
+
+    def __init__(self) -> None:
+        self._tokens = self._steps = PRIOR_PACE_TOKENS
+
+    @property
+    def rate(self) -> float:
+        return self._tokens / self._steps
+
+    def learn(self, num_tokens: int, plain_steps: float) -> None:
+        self._tokens, self._steps = self._tokens + num_tokens, self._steps + plain_steps
+        if self._tokens > MOST_PACE_TOKENS:
+            self._tokens, self._steps = self._tokens / 2, self._steps / 2
+
+    def state(self) -> tuple[float, ...]:
+        """All that is known, for checksums."""
+        return self._tokens, self._steps
+
+
 class Experience:
     """What requests learn together about the drafts of a second model."""
 
     def __init__(self) -> None:
-        self.calibration, self.worth = Calibration(), Worth()
+        self.calibration, self.worth, self.pace = Calibration(), Worth(), Pace()
 
 
 class Asking:
     """The decisions for one sequence."""
 
-    def __init__(self, worth: Worth, cost: StepCost, reads_text: bool = True):
+    def __init__(self, experience: Experience, cost: StepCost, reads_text: bool = True):
         """cost: of the model's steps. reads_text: whether the second model must read a text before it drafts."""
-        self._worth, self._cost, self._reads_text = worth, cost, reads_text
+        self._worth, self._pace = experience.worth, experience.pace
+        self._cost, self._reads_text = cost, reads_text
         self._growth: Growth
         self._round_cost = self._price = 0.0
         # The sequence's tokens, how many of them the second model has read, and whether it has read some of the others.
@@ -68,6 +92,7 @@ class Asking:
         num_tokens: of the sequence. wanted: see Decoder.plan.
         """
         self._growth, self._num_tokens = growth, num_tokens
+        growth.pace = self._pace.rate
         self._round_cost, self._is_trial = growth.round_cost, False
         if not self._round_cost:  # it is asked whatever it costs
             return
@@ -93,6 +118,7 @@ class Asking:
             return
         growth, worth, cost = self._growth, self._worth, self._cost
         step_s = cost.step_s(num_rows, 0)
+        self._pace.learn(num_tokens, growth.spent + step_s / cost.plain_s)
         worth.trials += TRIAL_SHARE * step_s / cost.plain_s
         self._is_reading = not growth.num_rounds and bool(growth.choose())
         if not growth.max_depth:
@@ -107,4 +133,4 @@ class Asking:
 
     def state(self) -> tuple[object, ...]:
         """The whole state, for checksums."""
-        return self._worth.state(), self._num_read, self._is_reading
+        return self._worth.state(), self._pace.state(), self._num_read, self._is_reading

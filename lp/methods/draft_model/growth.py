@@ -1,8 +1,8 @@
 """One tree of a second model's drafts while it grows, best first, in rounds of one forward each.
 
-A round asks for what follows the likeliest nodes. It is worth its time as long as the tokens that it is expected to add
-come faster than the step yields tokens without it, and has as many nodes as make the step fastest. No decision depends
-on a clock or on a rank.
+A round asks for what follows the likeliest nodes. It is worth its time if it is expected to add more tokens than are
+decoded in this time on average (`pace`). A step whose other drafts are poor is left soon, so, for the next ones. No
+decision depends on a clock or on a rank.
 
 The tree may begin with drafts of other sources. Then a round is worth what they leave open, and a token that is there
 already gets no node of its own.
@@ -73,6 +73,8 @@ class Growth:
         self.round_cost, self.row_cost, self.is_chain = round_cost, row_cost, is_chain
         # The rounds so far, and what they cost in plain steps.
         self.num_rounds, self.spent = 0, 0.0
+        # Tokens that are decoded in the time of a plain step, on average.
+        self.pace = 1.0
         # Nodes whose keys and values the second model has, and by how much costs count less in a trial.
         self._computed, self._discount = set[int](), 1.0
 
@@ -100,7 +102,7 @@ class Growth:
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
         least = LEAST_SHARE * self.left_open(open_nodes[0])
         chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
-        return sorted(chosen if self.is_chain or not self.round_cost else self._that_pay(chosen, best))
+        return sorted(chosen if self.is_chain or not self.round_cost else self._that_pay(chosen))
 
     def left_open(self, number: int) -> float:
         """The probability that a node's path is accepted and that what follows it is none of its children."""
@@ -110,15 +112,14 @@ class Growth:
     def _is_open(self, node: Node) -> bool:
         return node.candidates is None and node.depth < self.max_depth
 
-    def _that_pay(self, open_nodes: Sequence[int], best: Sequence[int]) -> list[int]:
-        """The first of these nodes, as many as are expected to yield tokens fastest; none if that is no faster."""
-        expected = 1.0 + sum(self.nodes[number].odds for number in best)
-        gain, fastest, count = 0.0, expected / (1.0 + self.spent), 0
+    def _that_pay(self, open_nodes: Sequence[int]) -> list[int]:
+        """The first of these nodes, as many as gain most over what their round costs; none if nothing is gained."""
+        tokens, most, count = 0.0, 0.0, 0
         for number, node in enumerate(open_nodes, start=1):
-            gain += self.calibration.rate * self.left_open(node)
-            spent = self.spent + self._discount * self._cost_of(open_nodes[:number])
-            if (speed := (expected + gain) / (1.0 + spent)) > fastest:
-                fastest, count = speed, number
+            tokens += self.calibration.rate * self.left_open(node)
+            gain = tokens - self.pace * self._discount * self._cost_of(open_nodes[:number])
+            if gain > most:
+                most, count = gain, number
         return list(open_nodes[:count])
 
     def _above(self, chosen: Sequence[int]) -> set[int]:
@@ -138,9 +139,8 @@ class Growth:
 
     def entice(self) -> bool:
         """Has costs count less, so that a round is asked for. Returns whether that is so."""
-        expected = 1.0 + sum(node.odds for node in self.nodes[1:])
-        enticing = self.calibration.rate * self.left_open(0) / expected / 2
-        self._discount = min(1.0, enticing / self.round_cost)
+        enticing = self.calibration.rate * self.left_open(0) / 2
+        self._discount = min(1.0, enticing / (self.pace * self.round_cost))
         return bool(self.choose())
 
     def add(self, number: int, candidates: Candidates) -> None:

@@ -115,7 +115,7 @@ class ModelDecoder(DraftedDecoder):
         """
         self._settings, self._text, self._cost = settings, text, cost
         self._calibration = experience.calibration
-        self._asking = Asking(experience.worth, cost, text.reads_text)
+        self._asking = Asking(experience, cost, text.reads_text)
         self._is_chain = settings.is_chain
         self._expected = 1.0
         self._growth: Growth | None = None  # drafted for the step that is planned next
@@ -223,15 +223,14 @@ class ModelDecoder(DraftedDecoder):
 
 
 def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int:
-    """The number of the best drafts with the most expected tokens per second, the time of the rounds included.
+    """The number of the best drafts that are expected to gain most tokens over those that are decoded in their time.
 
     other_rows: rows of the step besides the root and the drafts.
     """
-    spent_s = growth.spent * cost.step_s(1, 0)
-    first = 1 + other_rows
-    expected, depth, speeds = 1.0, 0, [1.0 / (spent_s + cost.step_s(first, 0))]
+    first, pace = 1 + other_rows, growth.pace / cost.step_s(1, 0)
+    expected, depth, gains = 1.0, 0, [1.0 - pace * cost.step_s(first, 0)]
     for number in growth.best()[: cost.most_rows - first]:
         node = growth.nodes[number]
         expected, depth = expected + node.odds, max(depth, node.depth)
-        speeds.append(expected / (spent_s + cost.step_s(len(speeds) + first, depth)))
-    return len(speeds) - 1 - speeds[::-1].index(max(speeds))
+        gains.append(expected - pace * cost.step_s(len(gains) + first, depth))
+    return len(gains) - 1 - gains[::-1].index(max(gains))

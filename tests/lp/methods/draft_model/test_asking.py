@@ -18,7 +18,7 @@ class Text:
 
     def __init__(self, experience: Experience, is_right: bool, relative_cost: float, prompt: int = PROMPT):
         self.experience, self.is_right, self.relative_cost = experience, is_right, relative_cost
-        self.asking, self.num_tokens = Asking(experience.worth, StepCost(TIMES, 16)), prompt
+        self.asking, self.num_tokens = Asking(experience, StepCost(TIMES, 16)), prompt
         self.num_rounds = 0
 
     def step(self, wanted: int) -> int:
@@ -105,7 +105,7 @@ def test_a_text_is_read_to_its_end_once_that_has_begun() -> None:
     experience = Experience()
     experience.worth.trials = 4.0
     experience.worth.learn(1000, -100.0)
-    asking = Asking(experience.worth, StepCost(TIMES, 16))
+    asking = Asking(experience, StepCost(TIMES, 16))
     for num_tokens in (PROMPT, PROMPT + 1):
         growth = Growth(1, experience.calibration, 4, 8, 0.3, is_chain=False)
         asking.limit(growth, num_tokens, 100)
@@ -120,7 +120,7 @@ def test_a_number_of_rows_that_is_given_is_grown_whatever_it_costs(rounds: int) 
     experience.worth.learn(1000, -1000.0)
     before = experience.worth.state()
     growth = Growth(1, experience.calibration, 4, 8, 0.0, is_chain=False)
-    asking = Asking(experience.worth, StepCost(TIMES, 16))
+    asking = Asking(experience, StepCost(TIMES, 16))
     asking.limit(growth, 10**6, 1)
     assert growth.max_depth == 4 and growth.choose()
     growth.num_rounds = rounds

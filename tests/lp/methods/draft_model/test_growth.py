@@ -8,9 +8,17 @@ from lp.methods.draft_model.calibration import AGREED, ALONE, MOST_TRIALS, RIVAL
 from lp.methods.draft_model.growth import Candidates, Growth
 
 
-def grown(priors: list[float], round_cost: float = 0.0, max_depth: int = 4, most_drafts: int = 6) -> Growth:
+def grown(
+    priors: list[float],
+    round_cost: float = 0.0,
+    max_depth: int = 4,
+    most_drafts: int = 6,
+    row_cost: float = 0.0,
+    pace: float = 1.0,
+) -> Growth:
     """Every node gets the same candidates."""
-    growth = Growth(1, Calibration(), max_depth, most_drafts, round_cost, is_chain=False)
+    growth = Growth(1, Calibration(), max_depth, most_drafts, round_cost, is_chain=False, row_cost=row_cost)
+    growth.pace = pace
     while nodes := growth.choose():
         growth.took_round(nodes)
         for number in nodes:
@@ -37,6 +45,33 @@ def test_a_sure_draft_becomes_a_chain_of_the_greatest_depth() -> None:
 def test_dear_rounds_are_fewer() -> None:
     numbers = [grown([0.7, 0.1], cost).num_rounds for cost in (0.02, 0.4, 1.0)]
     assert numbers[0] > numbers[1] > numbers[2] == 0
+
+
+def test_rounds_are_fewer_where_text_is_decoded_fast() -> None:
+    """The time of a round is worth the tokens that other steps yield in it."""
+    numbers = [grown([0.7, 0.1], 0.2, pace=pace).num_rounds for pace in (1.0, 2.0, 4.0)]
+    assert numbers[0] > numbers[1] > numbers[2] == 0
+
+
+def test_rounds_have_fewer_nodes_where_rows_are_dear() -> None:
+    cheap, dear = (grown([0.5, 0.4], 0.1, max_depth=2, row_cost=cost) for cost in (0.0, 0.3))
+    assert cheap.num_rounds == 2, "both children of the root are asked for in the second round"
+    assert cheap.spent == pytest.approx(0.2)
+    assert [node.candidates is not None for node in dear.nodes[:3]] == [True, True, True]
+    assert dear.num_rounds == 3 and dear.spent == pytest.approx(0.3), "the root is not computed again"
+
+
+def test_nodes_above_that_are_not_in_the_cache_cost_rows_again() -> None:
+    growth = Growth(1, Calibration(), 3, 8, 0.1, is_chain=False, row_cost=0.01)
+    growth.took_round([0])
+    growth.add(0, Candidates([5, 6], [0.5, 0.4]))
+    growth.took_round([1])
+    growth.add(1, Candidates([7], [0.9]))
+    growth.took_round([2])
+    growth.add(2, Candidates([8], [0.9]))
+    assert growth.spent == pytest.approx(0.3), "each has one row: the root is in the cache"
+    growth.took_round([3])
+    assert growth.spent == pytest.approx(0.41), "node 1 was dropped for node 2"
 
 
 def test_a_chain_does_not_depend_on_what_its_drafts_are_worth() -> None:
