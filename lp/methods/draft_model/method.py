@@ -74,7 +74,7 @@ class DraftModel(DecodingMethod):
         if DRAFT not in model.roles:
             raise ValueError(
                 "decode=draft_model needs a second model, and none is loaded: start with draft.path=FOLDER (a model "
-                "with the same vocabulary), draft.weights=int4 (the model itself, with weights of 4 bits) or "
+                "with the same vocabulary), draft.weights=int8 (the model itself in 8 bits) or "
                 "draft.layers=N (its first layers)"
             )
 
