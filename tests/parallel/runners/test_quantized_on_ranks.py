@@ -143,8 +143,17 @@ def test_a_cut_that_packed_weights_cannot_have_unpacks_one_weight(write: Callabl
         assert line.startswith(f"{outputs[0]} and 2 other weights are unpacked to float32") and "parallel.tp" in line
 
 
-@pytest.mark.parametrize("axes", slow_except(SPLIT, {"tp": 2}), ids=str)
-@pytest.mark.parametrize("kind", slow_except(KINDS, "gptq-zeros", "awq", "packed-4", "fp8", "mxfp4"))
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    slow_except(
+        [
+            *((kind, {"tp": 2}) for kind in KINDS),
+            *((kind, axes) for kind in ("gptq-zeros", "mixed") for axes in SPLIT[1:]),
+        ],
+        *((kind, {"tp": 2}) for kind in ("gptq-zeros", "awq", "packed-4", "fp8", "mxfp4")),
+    ),
+    ids=str,
+)
 def test_the_text_of_a_quantised_checkpoint_is_that_of_the_unpacked_one(
     kind: str, axes: dict[str, int], tmp_path: Path
 ) -> None:
