@@ -200,8 +200,7 @@ class StepCost:
         M most rows of a tree; B sequences of a step
 
     most_rows: M. num_parts: number of parts that a shared tree is split into. plain_s: seconds of a plain step: one
-    row, no candidates, no drafts looked up. shares_plain_steps: whether such steps are shared as long as no rank lacks
-    tokens. is_flat: whether every step takes the same time.
+    row, no candidates, no drafts looked up. is_flat: whether every step takes the same time.
     least_odds: a draft less likely than this never pays, however many the step has, as a step yields a token for each
     sequence at least, and a row costs the curve's least rise at least.
     """
@@ -247,7 +246,6 @@ class StepCost:
         few, many = min(2, most_rows), min(18, most_rows)
         self._row_s = (self._shared[many] - self._shared[few]) / max(1, many - few)
         self._usual_s = self._shared[min(16, most_rows)]
-        self.shares_plain_steps = alone is None or shared.at(1) <= alone.at(1) + self.catch_up_s(1)
         # [M + 1] seconds of steps whose trees have no depth, which matters only where trees are split.
         self.by_rows = [self.step_s(num_rows, 0) for num_rows in range(most_rows + 1)]
 

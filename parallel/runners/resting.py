@@ -3,6 +3,8 @@
 Ranks that rest lack the tokens of their pause, and must compute them when they share a step again. So sharing begins
 anew once it could have saved as much time as that takes. What they come to lack while sharing would have been faster
 does not count: hesitating must not become a reason to hesitate.
+
+Plain steps in a row are shared, so that no rank lacks tokens, until that has cost as much time as catching up would.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ class Resting:
         self._saved_s = 0.0
         # Seconds by which the present step could have been faster.
         self._behind_s = 0.0
+        # Seconds by which plain steps in a row were slower for being shared.
+        self._slower_s = 0.0
 
     @property
     def catch_up_s(self) -> float:
@@ -39,12 +43,13 @@ class Resting:
         # Resting makes the others lack at least one more token.
         price_s = 0.0 if self._num_missing else self._cost.catch_up_s(1)
         self.is_shared = self._is_first or shared_s + self.catch_up_s <= alone_s + price_s
-        self._behind_s = alone_s - shared_s
+        self._behind_s, self._slower_s = alone_s - shared_s, 0.0
 
     def choose_plain(self) -> None:
         """Decides about a plain step."""
-        self.is_shared = self._is_first or (self._cost.shares_plain_steps and not self._num_missing)
-        self._behind_s = 0.0
+        slower_s = self._slower_s + max(0.0, self._cost.shared_s(1, 0) - self._cost.alone_s(1))
+        self.is_shared = self._is_first or (not self._num_missing and slower_s <= self._cost.catch_up_s(1))
+        self._behind_s, self._slower_s = 0.0, slower_s
 
     def choose_among_many(self) -> None:
         """Decides about a step that several sequences share: who rests is decided for all of them together."""

@@ -147,7 +147,6 @@ def test_the_faster_of_sharing_and_resting_counts() -> None:
     cost = StepCost(StepTimes((1, 64), (0.020, 0.040), 2, alone), 64)
     assert cost.step_s(1, 0) == cost.alone_s(1) == cost.plain_s == 0.010
     assert cost.step_s(64, 4) == cost.shared_s(64, 4) < cost.alone_s(64)
-    assert not cost.shares_plain_steps
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 4])

@@ -56,6 +56,21 @@ def test_plain_steps_are_computed_by_one_part() -> None:
     assert not resting.is_shared
 
 
+def test_plain_steps_that_sharing_slows_a_little_are_soon_computed_by_one_part() -> None:
+    """By the curve a plain step takes 2 ms more if it is shared, and a token that ranks lack about 3 ms."""
+    times = StepTimes(ROWS, (0.043, 0.049, 0.066, 0.090, 0.130, 0.210), 2, ALONE)
+    cost = StepCost(times, 64)
+    resting, num_shared = begun(cost), 0
+    assert 0 < cost.shared_s(1, 0) - cost.alone_s(1) < cost.catch_up_s(1)
+    resting.choose_plain()
+    while resting.is_shared:
+        resting.accepted(1)
+        num_shared += 1
+        assert num_shared < 10
+        resting.choose_plain()
+    assert num_shared >= 1
+
+
 def test_sharing_waits_until_it_could_have_saved_what_catching_up_costs() -> None:
     resting = begun()
     for _ in range(100):
