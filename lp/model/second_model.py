@@ -35,8 +35,9 @@ class SecondModel:
     """The settings of a second model.
 
     path: folder, GGUF file or hub id of a model with the main model's vocabulary; empty is the main model itself.
-    layers: of the main model, so many first layers; 0 is all of them. weights: how those of the second model are kept;
-    see Weights. The main model itself, with all of its layers and in its own format, is no second model.
+    layers: of the main model, so many first layers; 0 is all of them. weights: see Weights.
+
+    The main model itself, with all of its layers and in its own format, is no second model.
     """
 
     path: str = ""

@@ -1,8 +1,8 @@
 """One tree of a second model's drafts while it grows, best first, in rounds of one forward each.
 
 A round asks for what follows the likeliest nodes. It is worth its time if it is expected to add more tokens than are
-decoded in this time on average (`pace`). A step whose other drafts are poor is left soon, so, for the next ones. No
-decision depends on a clock or on a rank.
+decoded in this time on average (`pace`), or in this step, if that is faster. So a step whose other drafts are poor is
+left soon for the next ones. No decision depends on a clock or on a rank.
 
 The tree may begin with drafts of other sources. Then a round is worth what they leave open, and a token that is there
 already gets no node of its own.
@@ -102,7 +102,7 @@ class Growth:
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
         least = LEAST_SHARE * self.left_open(open_nodes[0])
         chosen = [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
-        return sorted(chosen if self.is_chain or not self.round_cost else self._that_pay(chosen))
+        return sorted(chosen if self.is_chain or not self.round_cost else self._that_pay(chosen, best))
 
     def left_open(self, number: int) -> float:
         """The probability that a node's path is accepted and that what follows it is none of its children."""
@@ -112,12 +112,14 @@ class Growth:
     def _is_open(self, node: Node) -> bool:
         return node.candidates is None and node.depth < self.max_depth
 
-    def _that_pay(self, open_nodes: Sequence[int]) -> list[int]:
+    def _that_pay(self, open_nodes: Sequence[int], best: Sequence[int]) -> list[int]:
         """The first of these nodes, as many as gain most over what their round costs; none if nothing is gained."""
+        expected = 1.0 + sum(self.nodes[number].odds for number in best)
+        pace = max(self.pace, expected / (1.0 + self.spent))
         tokens, most, count = 0.0, 0.0, 0
         for number, node in enumerate(open_nodes, start=1):
             tokens += self.calibration.rate * self.left_open(node)
-            gain = tokens - self.pace * self._discount * self._cost_of(open_nodes[:number])
+            gain = tokens - pace * self._discount * self._cost_of(open_nodes[:number])
             if gain > most:
                 most, count = gain, number
         return list(open_nodes[:count])
@@ -139,8 +141,9 @@ class Growth:
 
     def entice(self) -> bool:
         """Has costs count less, so that a round is asked for. Returns whether that is so."""
+        pace = max(self.pace, 1.0 + sum(node.odds for node in self.nodes[1:]))
         enticing = self.calibration.rate * self.left_open(0) / 2
-        self._discount = min(1.0, enticing / (self.pace * self.round_cost))
+        self._discount = min(1.0, enticing / (pace * self.round_cost))
         return bool(self.choose())
 
     def add(self, number: int, candidates: Candidates) -> None:
