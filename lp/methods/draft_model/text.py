@@ -76,9 +76,9 @@ class DraftText:
         return True
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Ends it. The main model's cache has its own keys and values again, and no others."""
+        """Ends it. The main model's cache has its own keys and values again, and no others; none if it was evicted."""
         if self._find_cache is not None:
-            self._cache.length = len(tokens) - 1
+            self._cache.length = min(self._cache.length, len(tokens) - 1)
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether the second model has weights for all tokens of the sequence."""
@@ -118,6 +118,7 @@ class DraftText:
         """Keeps what was computed of a path but for its last token, and drops all else."""
         cache, held = self._cache, self._held
         if cache.was_evicted and cache.take_eviction():
+            assert self._find_cache is None, "the main model alone computes the text of a shared cache"
             held, self._last = [], NO_ROWS
         most = min(len(held), len(path) - 1)
         if held[:most] != path[:most]:

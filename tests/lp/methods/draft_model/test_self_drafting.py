@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, SecondModel
+from lp.methods.draft_model import rounds
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights
 from lp.model.second_model import SecondModelExtension
+from lp.runner.single_device import SingleDevice
 from lp.tree import TokenTree
 from tests.lp.methods.draft_model.test_draft_model import GREEDY, SAMPLED, run_all, tokens_of
 from tests.lp.test_lossless import make_prompt
@@ -86,6 +88,26 @@ def test_many_requests_in_little_memory(
     found = run_all(Engine(checkpoint), prompts, sampling, decodes)
     num_exact = len(prompts) if sampling is GREEDY else len(prompts) - 1  # rejection sampling gives another text
     assert found[:num_exact] == expected[:num_exact]
+
+
+def test_an_eviction_while_others_draft(drafting: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that has drafted gives its memory to another one before its own step: its text is computed again."""
+    checkpoint = drafting("4 bits").checkpoint
+    runner = SingleDevice(checkpoint.model)
+    engine = Engine(checkpoint, runner)
+    expected = tokens_of(engine, PROMPT, Autoregressive(), GREEDY).token_ids
+    evicted, real = list[int](), rounds._one_round
+
+    def evict_after(asked) -> None:
+        real(asked)
+        if len(evicted) < 3 and not any(wish.growth.choose() for wish, _ in asked):
+            for state in runner.states.values():
+                evicted.append(state.cache.length)
+                state.cache.evict()
+
+    monkeypatch.setattr(rounds, "_one_round", evict_after)
+    assert tokens_of(engine, PROMPT, DraftModel(rows=8), GREEDY).token_ids == expected
+    assert len(evicted) == 3
 
 
 def test_a_prompt_that_is_reused(drafting: EngineOf) -> None:
