@@ -184,11 +184,11 @@ def load(
     extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
         extension.check(known)
-    is_packed = is_compiled and settings.compile is not CompileMode.off and not kernels.missing_triton()
     if reader is None or group is not None:
-        num_parts = group.num_ranks if group else 1
-        is_measured = reader is None and device.type == "cuda"
-        num_bytes = weight_bytes(known, dtype, settings.weights, is_packed) if is_measured else None
+        num_parts, num_bytes = group.num_ranks if group else 1, None
+        if reader is None and device.type == "cuda":
+            is_packed = is_compiled and settings.compile is not CompileMode.off and not kernels.missing_triton()
+            num_bytes = weight_bytes(known, dtype, settings.weights, is_packed)
         check_fits(known.path, known.config, dtype, device, known.max_length, kv_bytes, num_parts, num_bytes)
     given = known.path, known.config, dtype, device
     if reader is not None:

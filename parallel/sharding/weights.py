@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.gguf import linked_file
 from lp.model.quantization.checkpoints import QuantizedFiles
+from lp.model.quantization.files import FilesOfQuantized
 from lp.model.quantization.methods import find_method
 from lp.model.quantization.model import takes_quantized
 from lp.model.quantization.parameter import QuantizedParameter
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # it needs the package gguf
 log = logging.getLogger("lookahead")
 
 # All but the first read quantised weights packed (`quantized`) or unpacked (`read`).
-Files: TypeAlias = "WeightFiles | GgufFile | QuantizedFiles | QuantizingFiles"
+Files: TypeAlias = "WeightFiles | GgufFile | FilesOfQuantized"
 
 
 def fill(

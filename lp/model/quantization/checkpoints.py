@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
+from lp.model.quantization.files import FilesOfQuantized
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
 from lp.model.quantization.packed import pack
-from lp.model.quantization.part import part_of, unpack
+from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
 from lp.model.weight_files import Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
@@ -96,29 +97,18 @@ class StoredWeight(QuantizedWeight):
         return Numbers(codes, scales, minima=scales, minimum_steps=minimum_steps)
 
 
-class QuantizedFiles:
-    """The tensors of a quantised checkpoint, by name. It is a context manager, as it keeps files open.
+class QuantizedFiles(FilesOfQuantized):
+    """The tensors of a quantised checkpoint, in which weights stay as they are stored.
 
     A quantised weight has the name of its module and "weight", whatever its tensors are called.
     """
 
     def __init__(self, path: str, method: Method):
         """path: folder or hub id. Raises CheckpointError."""
-        self._files, self._method = WeightFiles(path), method
-        self._modules = _quantized_modules(self._files)
-
-    def __enter__(self) -> QuantizedFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.__exit__(*error)
-
-    @property
-    def path(self) -> str:
-        return self._files.path
+        super().__init__(path)
+        self._method, self._modules = method, _quantized_modules(self._files)
 
     def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
-        """See WeightFiles.names. Raises CheckpointError for quantised weights that cannot be read."""
         files, modules = self._files, self._modules
         plain = [key for key in files.keys if key.rpartition(".")[0] not in modules or key.endswith(".bias")]
         found = files.names(model, [*plain, *(f"{module}.weight" for module in modules)])
@@ -140,24 +130,11 @@ class QuantizedFiles:
     def quantized(
         self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
     ) -> QuantizedWeight | None:
-        """A quantised weight, or a shard of it, as it is stored; None for a tensor that is none.
-
-        expected: shape of the whole weight. dtype: of the model. Raises CheckpointError, and UnevenCut.
-        """
         if (module := _module(key, self._modules)) is None:
             return None
         num_outputs, num_inputs = expected
         stored = _Module(self._files, module, self._modules[module], self._method)
         return part_of(stored.weight((num_outputs, num_inputs), dtype), shard)
-
-    def read(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:  # fmt: skip
-        """A tensor, or a shard of it, unpacked if it is quantised; see WeightFiles.read."""
-        if (weight := self.quantized(key, expected, None, dtype)) is not None:
-            return unpack(weight, shard, device)
-        return self._files.read(key, expected, shard, dtype, device)
 
 
 def read_quantized(

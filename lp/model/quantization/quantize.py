@@ -20,9 +20,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from lp.model.probes import Probes, spread_probes
+from lp.model.quantization.files import FilesOfQuantized
 from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
 from lp.model.quantization.packed import pack
-from lp.model.quantization.part import check_inputs, unpack
+from lp.model.quantization.part import check_inputs
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
@@ -156,29 +157,16 @@ def read_and_quantize(
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
 
-class QuantizingFiles:
-    """The tensors of a checkpoint, by name, for a rank that reads parts of them; weights that can be are quantised.
-
-    It is a context manager, as it keeps files open.
-    """
+class QuantizingFiles(FilesOfQuantized):
+    """The tensors of a checkpoint for a rank that reads parts of them; weights that can be are quantised."""
 
     def __init__(self, path: str, weights: Weights):
         """path: folder or hub id. Raises CheckpointError."""
-        self._files, self._weights = WeightFiles(path), weights
+        super().__init__(path)
+        self._weights = weights
         self._bits: dict[str | Matrices, int] = {}
 
-    def __enter__(self) -> QuantizingFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.__exit__(*error)
-
-    @property
-    def path(self) -> str:
-        return self._files.path
-
     def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
-        """See WeightFiles.names."""
         names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
         for name in model.state_dict():
             key = names.get(name) or names.get(twins.get(name, name))
@@ -190,10 +178,7 @@ class QuantizingFiles:
     def quantized(
         self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
     ) -> QuantizedWeight | None:
-        """A weight, or a shard of it, quantised; None for a tensor that is not to be. See QuantizedFiles.quantized.
-
-        Groups do not extend over the ends of a shard, so it is that of the quantised weight.
-        """
+        """See FilesOfQuantized. Groups end where a shard does, so it is the shard of the quantised weight."""
         if key not in self._bits:
             return None
         stored = self._stored(key, expected)
@@ -204,15 +189,6 @@ class QuantizingFiles:
             parts = [stored[bounds] for bounds in shard.bounds(expected)]
             stored = parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
         return quantize(stored, self._bits[key], dtype)
-
-    def read(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:  # fmt: skip
-        """A tensor, or a shard of it, with the numbers that it has when it is quantised; see WeightFiles.read."""
-        if (weight := self.quantized(key, expected, None, dtype)) is not None:
-            return unpack(weight, shard, device)
-        return self._files.read(key, expected, shard, dtype, device)
 
     def _stored(self, key: str | Matrices, expected: Sequence[int]) -> Tensor:
         assert isinstance(key, str), "experts are not quantised"
