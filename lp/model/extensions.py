@@ -22,9 +22,8 @@ class Extension(ABC):
 
     role: by which methods find it, such as draft. model: with keys and values; None for heads. shares_cache: whether
     these lie in the main model's caches. find_cache: finds the main model's cache of a sequence by its id and tokens,
-    if it is shared. relative_cost, relative_row_cost: about the seconds of a forward of it with
-    one row, and of each further row, divided by those of this rank's forward of the main model. The ranks of a run
-    agree on the least.
+    if it is shared. relative_cost, relative_row_cost: about the seconds of a forward of it with one row, and of each
+    further row, divided by those of this rank's forward of the main model. The ranks of a run agree on the least.
     """
 
     role: str

@@ -24,53 +24,57 @@ PRIOR_PACE_TOKENS, MOST_PACE_TOKENS = 8.0, 256.0
 MOST_TOKENS = 1024.0
 
 
+class PerToken:
+    """How much of something there is for each token, on average. Earlier tokens count less and less."""
+
+    def __init__(self, prior: float, prior_tokens: float, most_tokens: float):
+        """prior: what is believed at first, as if so many tokens had shown it. most_tokens: after which earlier ones
+        count half.
+        """
+        self._amount, self._tokens, self._most = prior * prior_tokens, prior_tokens, most_tokens
+
+    @property
+    def mean(self) -> float:
+        return self._amount / self._tokens
+
+    def learn(self, num_tokens: int, amount: float) -> None:
+        self._tokens, self._amount = self._tokens + num_tokens, self._amount + amount
+        if self._tokens > self._most:
+            self._tokens, self._amount = self._tokens / 2, self._amount / 2
+
+    def state(self) -> tuple[float, ...]:
+        """All that is known, for checksums."""
+        return self._amount, self._tokens
+
+
 class Worth:
     """What drafts of a second model have gained, in plain steps. trials: what may be spent on trials now."""
 
     def __init__(self) -> None:
         self.trials = 0.0
-        self._gained, self._tokens = PRIOR_GAIN * PRIOR_TOKENS, PRIOR_TOKENS
+        self._gain = PerToken(PRIOR_GAIN, PRIOR_TOKENS, MOST_TOKENS)
 
     def repays(self, price: float, wanted: int) -> bool:
         """Whether drafts are likely to gain what reading a text costs. wanted: tokens that it may go on for."""
-        return price <= max(0.0, self._gained / self._tokens) * min(wanted, LIKELY_TOKENS)
+        return price <= max(0.0, self._gain.mean) * min(wanted, LIKELY_TOKENS)
 
     def learn(self, num_tokens: int, gain: float) -> None:
         """Learns from a step for which the second model could be asked. gain: what its drafts saved less their cost."""
-        self._tokens, self._gained = self._tokens + num_tokens, self._gained + gain
-        if self._tokens > MOST_TOKENS:
-            self._tokens, self._gained = self._tokens / 2, self._gained / 2
+        self._gain.learn(num_tokens, gain)
 
     def state(self) -> tuple[float, ...]:
         """All that is known, for checksums."""
-        return self.trials, self._gained, self._tokens
-
-
-class Pace:
-    """How fast text is decoded, drafts included: tokens in the time of a plain step."""
-
-    def __init__(self) -> None:
-        self._tokens = self._steps = PRIOR_PACE_TOKENS
-
-    @property
-    def rate(self) -> float:
-        return self._tokens / self._steps
-
-    def learn(self, num_tokens: int, plain_steps: float) -> None:
-        self._tokens, self._steps = self._tokens + num_tokens, self._steps + plain_steps
-        if self._tokens > MOST_PACE_TOKENS:
-            self._tokens, self._steps = self._tokens / 2, self._steps / 2
-
-    def state(self) -> tuple[float, ...]:
-        """All that is known, for checksums."""
-        return self._tokens, self._steps
+        return self.trials, *self._gain.state()
 
 
 class Experience:
-    """What requests learn together about the drafts of a second model."""
+    """What requests learn together about the drafts of a second model. plain_steps: the time that a token takes, drafts
+    included, in plain steps.
+    """
 
     def __init__(self) -> None:
-        self.calibration, self.worth, self.pace = Calibration(), Worth(), Pace()
+        self.calibration, self.worth = Calibration(), Worth()
+        self.plain_steps = PerToken(1.0, PRIOR_PACE_TOKENS, MOST_PACE_TOKENS)
 
 
 class Asking:
@@ -78,10 +82,10 @@ class Asking:
 
     def __init__(self, experience: Experience, cost: StepCost, reads_text: bool = True):
         """cost: of the model's steps. reads_text: whether the second model must read a text before it drafts."""
-        self._worth, self._pace = experience.worth, experience.pace
+        self._worth, self._plain_steps = experience.worth, experience.plain_steps
         self._cost, self._reads_text = cost, reads_text
         self._growth: Growth
-        self._round_cost = self._price = 0.0
+        self._price = 0.0
         # The sequence's tokens, how many of them the second model has read, and whether it has read some of the others.
         self._num_tokens, self._num_read, self._is_reading = 0, 0, False
         self._is_trial = False
@@ -92,12 +96,11 @@ class Asking:
         num_tokens: of the sequence. wanted: see Decoder.plan.
         """
         self._growth, self._num_tokens = growth, num_tokens
-        growth.pace = self._pace.rate
-        self._round_cost, self._is_trial = growth.round_cost, False
-        if not self._round_cost:  # it is asked whatever it costs
+        growth.pace, self._is_trial = 1.0 / self._plain_steps.mean, False
+        if not growth.round_cost:  # it is asked whatever it costs
             return
         self._price = self._price_of(max(0, num_tokens - 1 - self._num_read)) if self._reads_text else 0.0
-        may_try = self._is_reading or self._worth.trials >= self._price + self._round_cost
+        may_try = self._is_reading or self._worth.trials >= self._price + growth.round_cost
         if not may_try and not self._worth.repays(self._price, wanted):
             growth.max_depth = 0
         elif may_try and not growth.choose():
@@ -106,7 +109,7 @@ class Asking:
     def _price_of(self, num_tokens: int) -> float:
         """What it costs to read so many tokens beside the first round, in plain steps."""
         more_s = self._cost.part_s(1 + num_tokens) - self._cost.part_s(1)
-        return self._round_cost * more_s / self._cost.plain_s
+        return self._growth.round_cost * more_s / self._cost.plain_s
 
     def learn(self, num_tokens: int, num_right: int, num_rows: int, num_added: int) -> None:
         """Learns what the step has yielded.
@@ -114,23 +117,22 @@ class Asking:
         num_tokens: that were accepted. num_right: of the second model's drafts, those that were. num_rows: of the tree,
         `num_added` of which are the second model's drafts.
         """
-        if not self._round_cost:
-            return
         growth, worth, cost = self._growth, self._worth, self._cost
+        if not growth.round_cost:
+            return
         step_s = cost.step_s(num_rows, 0)
-        self._pace.learn(num_tokens, growth.spent + step_s / cost.plain_s)
+        self._plain_steps.learn(num_tokens, growth.spent + step_s / cost.plain_s)
         worth.trials += TRIAL_SHARE * step_s / cost.plain_s
         self._is_reading = not growth.num_rounds and bool(growth.choose())
         if not growth.max_depth:
             return
-        spent = growth.spent
         rows_s = step_s - cost.step_s(num_rows - num_added, 0)
-        worth.learn(num_tokens, num_right - spent - rows_s / cost.plain_s)
+        worth.learn(num_tokens, num_right - growth.spent - rows_s / cost.plain_s)
         if growth.num_rounds:
             self._num_read = self._num_tokens + num_right
             if self._is_trial:
-                worth.trials = min(0.0, worth.trials - spent - self._price)
+                worth.trials = min(0.0, worth.trials - growth.spent - self._price)
 
     def state(self) -> tuple[object, ...]:
         """The whole state, for checksums."""
-        return self._worth.state(), self._pace.state(), self._num_read, self._is_reading
+        return self._worth.state(), self._plain_steps.state(), self._num_read, self._is_reading

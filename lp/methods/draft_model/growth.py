@@ -129,7 +129,7 @@ class Growth:
         return {number for node in chosen for number in self.lineage(node)}
 
     def _cost_of(self, chosen: Sequence[int]) -> float:
-        """Of a round that asks for what follows these nodes, in plain steps."""
+        """Returns what a round costs that asks for what follows these nodes, in plain steps."""
         num_rows = len(self._above(chosen) - self._computed | set(chosen))
         return self.round_cost + (num_rows - 1) * self.row_cost
 

@@ -60,7 +60,9 @@ class DraftText:
         self.reads_text = find_cache is None
         self.chooser = CandidateChooser(model, sampling, prompt_length, vocab_size, is_drawn)
         self._find_cache = find_cache
-        self._cache = model.make_cache()
+        self._cache: KVCache
+        if find_cache is None:
+            self._cache = model.make_cache()
         self._held: list[int] = []  # the tokens whose keys and values the cache keeps
         self._last = NO_ROWS  # the rows of the last forward, which lie behind them
         self._num_checked = 0  # tokens of the sequence that the second model knows
