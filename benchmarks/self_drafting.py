@@ -17,14 +17,15 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.shared.categories import CategoryPrompt, read_categories
-from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, decode_text, take_turns
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, MethodTotals, add_up, take_turns
 from benchmarks.shared.inputs import encode, find_model
-from benchmarks.shared.methods import DecodePrompt, sampling_at, timed
+from benchmarks.shared.methods import DecodePrompt, by_engine, sampling_at, timed
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, DraftModel, Engine, SecondModel, Stopping
@@ -36,6 +37,7 @@ from lp.platform.hardware import processor_name
 from lp.request import DecodingMethod
 from lp.trace import StepTrace
 
+ALL = "all"
 WITHOUT, WITH, ALONE = "auto without the copy", "auto with the copy", "draft_model"
 # Whether the engine has a copy, and how it decodes.
 METHODS: dict[str, tuple[bool, DecodingMethod]] = {
@@ -50,18 +52,6 @@ DEPTH = 6
 WARM_UP = 16
 
 
-class Total(NamedTuple):
-    """All texts of a category by one method in one round."""
-
-    tokens: int
-    steps: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-
 def main() -> None:
     arguments = parse_arguments()
     path = unpacked_folder(find_model(arguments.model))
@@ -73,18 +63,21 @@ def main() -> None:
     prompts = encode(engine, texts, arguments.max_new_tokens)
     take_turns(make_methods(engines, WARM_UP, arguments.temperature), prompts[:1])
     methods = make_methods(engines, arguments.max_new_tokens, arguments.temperature)
-    rounds = [take_turns(methods, prompts) for _ in range(arguments.rounds)]
+    found = [totals(asked, take_turns(methods, prompts)) for _ in range(arguments.rounds)]
     rights = acceptance(engine, asked, prompts, arguments)
     copy, name = engine.checkpoint.extensions["draft"], Path(path).name
     publish(
         arguments.output,
         f"self_drafting-{name}-{arguments.dtype}-{arguments.weights}-T{arguments.temperature:g}",
         f"A model that drafts for itself: {name}, {arguments.dtype}, copy in {arguments.weights}",
-        describe(asked, rounds, rights, copy, arguments),
+        describe(asked, found, rights, copy, arguments),
         {
             "relative_cost": copy.relative_cost,
             "relative_row_cost": copy.relative_row_cost,
-            "totals": [totals(asked, one) for one in rounds],
+            "totals": [
+                {category: {method: asdict(total) for method, total in own.items()} for category, own in one.items()}
+                for one in found
+            ],
             "acceptance": rights,
         },
     )
@@ -109,28 +102,25 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_methods(engines: dict[bool, Engine], max_new_tokens: int, temperature: float) -> dict[str, DecodePrompt]:
-    """engines: without the copy, and with it."""
-
-    def ours(engine: Engine, decode: DecodingMethod) -> DecodePrompt:
-        return timed(
-            lambda prompt, seed: decode_text(engine, prompt, decode, sampling_at(temperature, seed), max_new_tokens)
-        )
-
-    return {name: ours(engines[has_copy], decode) for name, (has_copy, decode) in METHODS.items()}
+    """All that take turns, by name. engines: without the copy, and with it."""
+    return {
+        name: timed(by_engine(engines[has_copy], decode, temperature, max_new_tokens))
+        for name, (has_copy, decode) in METHODS.items()
+    }
 
 
-def totals(asked: Sequence[CategoryPrompt], texts: dict[str, list[DecodedText]]) -> dict[str, dict[str, Total]]:
-    """By category and method."""
-    found: dict[str, dict[str, Total]] = {}
-    for category in dict.fromkeys(one.category for one in asked):
-        for method, decoded in texts.items():
-            own = [text for one, text in zip(asked, decoded, strict=True) if one.category == category]
-            found.setdefault(category, {})[method] = Total(
-                sum(len(text.tokens) for text in own),
-                sum(text.steps for text in own),
-                sum(text.seconds for text in own),
-            )
-    return found
+def totals(asked: Sequence[CategoryPrompt], texts: dict[str, list[DecodedText]]) -> dict[str, dict[str, MethodTotals]]:
+    """What one round adds up to in each category, and in all, by method. The expected texts are those of plain
+    decoding.
+    """
+
+    def of(numbers: Sequence[int]) -> dict[str, MethodTotals]:
+        own = {method: [decoded[number] for number in numbers] for method, decoded in texts.items()}
+        return {method: add_up(decoded, own[AUTOREGRESSIVE]) for method, decoded in own.items()}
+
+    categories = dict.fromkeys(one.category for one in asked)
+    found = {name: of([n for n, one in enumerate(asked) if one.category == name]) for name in categories}
+    return {**found, ALL: of(range(len(asked)))}
 
 
 # Acceptance
@@ -139,8 +129,8 @@ def totals(asked: Sequence[CategoryPrompt], texts: dict[str, list[DecodedText]])
 def acceptance(
     engine: Engine, asked: Sequence[CategoryPrompt], prompts: Sequence[list[int]], arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """By category, for each depth: the share of the copy's first choices that were right, of those that the text had
-    reached.
+    """Returns for each category and depth the share of the copy's first choices that were right, of those that the text
+    had reached.
     """
     reached: dict[str, Counter[int]] = {}
     right: dict[str, Counter[int]] = {}
@@ -189,35 +179,23 @@ def ceiling(rights: Sequence[float], cost: float) -> tuple[float, int]:
 
 def describe(
     asked: Sequence[CategoryPrompt],
-    rounds: Sequence[dict[str, list[DecodedText]]],
+    found: Sequence[dict[str, dict[str, MethodTotals]]],
     rights: dict[str, list[float]],
     copy: Extension,
     arguments: argparse.Namespace,
 ) -> str:
     cost = copy.relative_cost
-    found = [totals(asked, one) for one in rounds]
-    sums = [
-        {
-            method: Total(*map(sum, zip(*(by_method[method] for by_method in one.values()), strict=True)))
-            for method in METHODS
-        }
-        for one in found
-    ]
     rows = [row(category, [one[category] for one in found]) for category in found[0]]
-    rows.append(row("all", sums))
     columns = ["category", "plain, tokens/s", *(f"{name}, over plain" for name in (WITHOUT, WITH, ALONE))]
     columns += ["with over without", "tokens/step without", "with"]
-    same = [
-        sum(one.tokens == other.tokens for texts in rounds for one, other in zip(texts[name], texts[AUTOREGRESSIVE]))
-        for name in (WITHOUT, WITH, ALONE)
-    ]
+    same = [sum(one[ALL][name].same_text for one in found) for name in (WITHOUT, WITH, ALONE)]
     notes = [
         f"{len(asked)} prompts, up to {arguments.max_new_tokens} new tokens each, temperature "
         f"{arguments.temperature:g}, {arguments.threads} thread{'s' * (arguments.threads > 1)} of an "
-        f"{processor_name()}; medians of {len(rounds)} rounds. Times include the reading of prompts.",
+        f"{processor_name()}; medians of {len(found)} rounds. Times include the reading of prompts.",
         f"A forward of the copy with one row takes {cost:.2f} of a plain step, and {copy.relative_row_cost:.2f} more "
         "for each further row (measured when the model was loaded).",
-        f"Texts that plain decoding gives, of {len(asked) * len(rounds)}: {WITHOUT} {same[0]}, {WITH} {same[1]}, "
+        f"Texts that plain decoding gives, of {len(asked) * len(found)}: {WITHOUT} {same[0]}, {WITH} {same[1]}, "
         f"{ALONE} {same[2]}.",
     ]
     accepted = [
@@ -237,7 +215,9 @@ def describe(
     )
 
 
-def row(category: str, rounds: Sequence[dict[str, Total]]) -> tuple[Any, ...]:
+def row(category: str, rounds: Sequence[dict[str, MethodTotals]]) -> tuple[Any, ...]:
+    """A line of the table. rounds: the totals of each, by method."""
+
     def over(method: str, base: str) -> str:
         return f"{median(one[method].tokens_per_s / one[base].tokens_per_s for one in rounds):.2f}x"
 

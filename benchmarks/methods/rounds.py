@@ -13,10 +13,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from benchmarks.methods.ways import REFERENCES, Chosen
-from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, add_up, decode_text, take_turns
-from benchmarks.shared.methods import DecodePrompt, generate_counted, sampling_at, timed
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, GENERATE, add_up, take_turns
+from benchmarks.shared.methods import DecodePrompt, by_engine, generate_counted, timed
 from lp import Engine
-from lp.request import DecodingMethod
 
 # New tokens of a text that is not counted: the first text pays for what is made only once.
 WARM_UP = 8
@@ -49,17 +48,15 @@ def make_methods(
 ) -> dict[str, DecodePrompt]:
     """All that take turns, by name: the ways of `generate` that are compared with, then our own."""
 
-    def ours(settings: DecodingMethod, temperature: float) -> DecodePrompt:
-        return lambda prompt, seed: decode_text(
-            engine, prompt, settings, sampling_at(temperature, seed), max_new_tokens
-        )
-
     def by_generate(name: str) -> DecodePrompt:
         keywords = {"max_new_tokens": max_new_tokens, "do_sample": False, **REFERENCES[name]}
         return lambda prompt, seed: generate_counted(model, prompt, seed, keywords)
 
     methods = {name: by_generate(name) for name in chosen.references}
-    return methods | {name: ours(settings, way.temperature) for name, (settings, way) in chosen.ways.items()}
+    return methods | {
+        name: by_engine(engine, settings, way.temperature, max_new_tokens)
+        for name, (settings, way) in chosen.ways.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,16 @@ def make_methods(
     if temperature:
         generation |= {"temperature": temperature, "top_k": 0}
 
-    def by_engine(decode: DecodingMethod) -> DecodePrompt:
-        def decode_prompt(prompt: list[int], seed: int) -> DecodedText:
-            return decode_text(engine, prompt, decode, sampling_at(temperature, seed), max_new_tokens)
-
-        return decode_prompt
-
     def by_generate(**more: Any) -> DecodePrompt:
         return lambda prompt, seed: generate_counted(model, prompt, seed, {**generation, **more})
 
     methods = {GENERATE: by_generate(), GENERATE_LOOKUP: by_generate(prompt_lookup_num_tokens=LOOKUP_TOKENS)}
-    return methods | {name: by_engine(decode) for name, decode in settings.items()}
+    return methods | {name: by_engine(engine, decode, temperature, max_new_tokens) for name, decode in settings.items()}
+
+
+def by_engine(engine: Engine, decode: DecodingMethod, temperature: float, max_new_tokens: int) -> DecodePrompt:
+    """A method of this project."""
+    return lambda prompt, seed: decode_text(engine, prompt, decode, sampling_at(temperature, seed), max_new_tokens)
 
 
 def sampling_at(temperature: float, seed: int) -> Sampling:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.methods import __main__ as command
-from benchmarks.methods import best_first, rounds
+from benchmarks.methods import best_first
 from benchmarks.methods.ways import choose
+from benchmarks.shared import methods
 from lp.methods.registry import METHODS
 from tests.benchmarks.results import read
 
@@ -55,14 +56,14 @@ def test_a_second_run_measures_only_what_is_missing(
 def test_a_text_that_differs_fails_the_benchmark(
     on_categories: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_text = rounds.decode_text
+    decode_text = methods.decode_text
 
     def other(*arguments):
         text = decode_text(*arguments)
         text.tokens[-1] += 1
         return text
 
-    monkeypatch.setattr(rounds, "decode_text", other)
+    monkeypatch.setattr(methods, "decode_text", other)
     with pytest.raises(SystemExit, match="autoregressive, jacobi"):
         on_categories(command.main, "--methods", "jacobi", "--rounds", "1")
 
