@@ -125,7 +125,7 @@ def attend(
         tl.store(sums + target * 2 + 1, total, mask=is_row)
         if MERGED > 0:
             counter = counters + tile * HEADS + head
-            tl.debug_barrier()  # all threads have stored before one of them tells other programs
+            tl.debug_barrier()  # all threads have stored before one of them signals other programs
             if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
                 for done in range(0, (last_row + 1 - tile * ROWS) * GROUPS, MERGED):
                     m_merged = done + tl.arange(0, MERGED)

@@ -143,7 +143,7 @@ def multiply_packed(
         part = parts + tile.to(tl.int64) * num_splits * (BLOCK_M * BLOCK_N)
         part += tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
         tl.store(part + split * (BLOCK_M * BLOCK_N), sums, mask=is_row[None, :])
-        tl.debug_barrier()  # all threads have stored before one of them tells other programs
+        tl.debug_barrier()  # all threads have stored before one of them signals other programs
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == num_splits - 1
         if is_last:
             sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)

@@ -40,7 +40,7 @@ def multiply_in_splits(
         tile = tl.program_id(1) * tl.num_programs(0) + column
         part = parts + tile.to(tl.int64) * num_splits * (BLOCK_M * BLOCK_N) + m[:, None] * BLOCK_N + n[None, :]
         tl.store(part + split * (BLOCK_M * BLOCK_N), sums, mask=is_row[:, None])
-        tl.debug_barrier()  # all threads have stored before one of them tells other programs
+        tl.debug_barrier()  # all threads have stored before one of them signals other programs
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == num_splits - 1
         if is_last:
             sums = tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)

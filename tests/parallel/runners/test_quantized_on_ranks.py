@@ -48,16 +48,16 @@ class Held(NamedTuple):
 def hold(
     mesh: Mesh, channel: Channel, path: str, axes: dict[str, int], compile: str = "off", weights: str = "auto"
 ) -> Held:
-    told: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("lookahead").addHandler(handler)
     model = ModelSettings(path, device="cpu", compile=CompileMode(compile), weights=Weights(weights))
-    (found,) = [held_by(engine, told) for engine in engines(mesh, path, [axes], model)]
+    (found,) = [held_by(engine, warnings) for engine in engines(mesh, path, [axes], model)]
     return found
 
 
-def held_by(engine: Engine, told: list[str]) -> Held:
+def held_by(engine: Engine, warnings: list[str]) -> Held:
     parameters = dict(engine.checkpoint.model.model.named_parameters())
     quantized = {id(one.quantized): one.quantized for one in parameters.values() if isinstance(one, QuantizedParameter)}
     unpacked = [name for name, one in parameters.items() if one.dim() == 2 and not isinstance(one, QuantizedParameter)]
@@ -67,7 +67,7 @@ def held_by(engine: Engine, told: list[str]) -> Held:
         engine.generate(PROMPT, decode=method, sampling=sampling, stopping=stopping).token_ids
         for method in (Autoregressive(), Auto())
     ]
-    return Held(texts, unpacked, num_bytes, told)
+    return Held(texts, unpacked, num_bytes, warnings)
 
 
 def hold_all(path: str, axes: dict[str, int], *settings: str) -> list[Held]:

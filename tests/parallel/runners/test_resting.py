@@ -57,7 +57,7 @@ def test_plain_steps_are_computed_by_one_part() -> None:
 
 
 def test_plain_steps_that_sharing_slows_a_little_are_soon_computed_by_one_part() -> None:
-    """By the curve a plain step takes 2 ms more if it is shared, and a token that ranks lack about 3 ms."""
+    """The curve has 2 ms more for a plain step that is shared, and about 3 ms for a token that ranks lack."""
     times = StepTimes(ROWS, (0.043, 0.049, 0.066, 0.090, 0.130, 0.210), 2, ALONE)
     cost = StepCost(times, 64)
     resting, num_shared = begun(cost), 0

@@ -21,7 +21,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def drafting(checkpoint_folder: Callable[[str], Path], other_folder: Path) -> Callable[[str], Engine]:
-    """By the draft: the model "itself", "another" model, its "first layers", or itself with "4 bits"."""
+    """Returns an engine by its draft: the model "itself", "another" one, its "first layers", or "4 bits"."""
 
     @cache
     def engine(draft: str) -> Engine:

@@ -1,4 +1,4 @@
-"""Mends what Triton's interpreter does otherwise than a GPU: bfloat16, products of tiles, masks of one number, and
+"""Corrects what Triton's interpreter does otherwise than a GPU: bfloat16, products of tiles, masks of one number, and
 helpers that are kernels.
 
 Triton 3.9 keeps bfloat16 numbers as uint16: it multiplies their bits in products, and cuts off where it should round.

@@ -82,7 +82,7 @@ class MadeWeight(QuantizedWeight):
 
     @property
     def num_bytes(self) -> int:
-        """Of a file, in which codes take as many bits as they have and zero points half a byte or one."""
+        """Returns the bytes in a file, where codes take as many bits as they have and zero points 4 or 8."""
         numbers, bits = self._numbers, self.format.bits
         others = sum(one.nbytes for one in (numbers.scales, numbers.steps) if one is not None)
         if numbers.minima is not None and numbers.minima is not numbers.scales:
