@@ -7,7 +7,8 @@ turns on every prompt. transformers: `generate`, its prompt lookup, its drafts b
 lookup, lookahead, and its server with each kind of n-gram drafts; built once in the user's cache from the sources that
 the package llama-cpp-python carries. Ours: autoregressive, auto, and lookahead at (15, 5, 15), which is the method of
 lookahead decoding's reference implementation at its authors' setting. An engine that cannot be had is left out, and
-the output says why.
+the output says why. --prompt-tokens times prompts of those lengths too, each by the first engine of each project,
+without drafts.
 
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, or some of them; without --prompts, the project's own
 workload is asked. Prints tables and writes them, with all figures and a plot, to --output.
@@ -27,13 +28,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.peer_engines import llama_build, llama_programs, llama_server, own_engine
 from benchmarks.peer_engines.base import Peer, PeerPrompt, Unavailable
-from benchmarks.peer_engines.comparison import Comparison, compare
+from benchmarks.peer_engines.comparison import WARM_UP, Comparison, compare
 from benchmarks.peer_engines.comparison_report import LLAMA_CPP, OWN, ExpectedTexts, describe, plot, to_json
 from benchmarks.peer_engines.llama_weights import TYPES, make_weights
 from benchmarks.peer_engines.transformers_engine import transformers_peers
 from benchmarks.shared.categories import CategoryPrompt, read_categories
-from benchmarks.shared.decoded_texts import generate_tokens
-from benchmarks.shared.options import add_output, add_stored, add_threads, make_parser, parse
+from benchmarks.shared.decoded_texts import GENERATE, generate_tokens
+from benchmarks.shared.options import add_output, add_stored, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.steps.machine_rates import RateGauge
 from launch.config import resources
@@ -47,6 +48,9 @@ from lp.platform.hardware import processor_name
 TRANSFORMERS = "transformers"
 FAMILIES = (TRANSFORMERS, LLAMA_CPP, OWN)
 BANDWIDTH_READINGS = 5
+# What reads the prompts of --prompt-tokens, and the new tokens that follow, the fewest that every engine can do.
+PROMPT_READERS = (GENERATE, llama_programs.BENCH, own_engine.AUTOREGRESSIVE)
+READ_PROMPT_TOKENS = 2
 
 
 def main() -> None:
@@ -56,8 +60,9 @@ def main() -> None:
         path = resources.resolve(arguments.model)
         checkpoint = read_checkpoint_info(path)
         prompts = encode(checkpoint, asked, arguments.max_new_tokens)
+        lengths = prompts_of_lengths(prompts, arguments.prompt_tokens, checkpoint.max_length)
         expected = expect(path, checkpoint, prompts, arguments.max_new_tokens)
-        comparisons = [compare_at(dtype, path, checkpoint, prompts, arguments) for dtype in arguments.dtypes]
+        comparisons = [compare_at(dtype, path, checkpoint, prompts, lengths, arguments) for dtype in arguments.dtypes]
     except ValueError as error:
         raise SystemExit(str(error)) from None
     bandwidth = read_bandwidth()
@@ -73,7 +78,7 @@ def main() -> None:
         arguments.output,
         f"peers-{checkpoint.name}{'-stored' * arguments.stored}",
         f"Against what people would pick instead: {checkpoint.name}",
-        "\n\n".join([told, *(describe(one, expected, prompts) for one in comparisons)]),
+        "\n\n".join([told, *(describe(one, expected, prompts, lengths) for one in comparisons)]),
         {"bytes_per_s": bandwidth, "comparisons": [to_json(one, expected) for one in comparisons]},
         plot(comparisons),
     )
@@ -90,6 +95,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all prompts (default %(default)s)")
     parser.add_argument(
         "--dtypes", nargs="+", default=list(TYPES), choices=DTYPES, help="number formats (default float32 bfloat16)"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=ascending_numbers,
+        default=[],
+        metavar="N,N",
+        help="prompts that are timed (default none)",
     )
     add_stored(parser)
     parser.add_argument("--engines", nargs="+", default=FAMILIES, choices=FAMILIES, help="default all")
@@ -125,6 +137,16 @@ def encode(checkpoint: CheckpointInfo, asked: Sequence[CategoryPrompt], max_new_
     return fitting
 
 
+def prompts_of_lengths(prompts: Sequence[PeerPrompt], lengths: Sequence[int], max_length: int) -> list[PeerPrompt]:
+    """Prompts of exactly so many tokens, made of the texts of all. Raises ValueError for one that does not fit."""
+    for length in lengths:
+        if length + WARM_UP > max_length:
+            raise ValueError(f"--prompt-tokens {length} does not fit a context of {max_length} tokens")
+    tokens = [token for prompt in prompts for token in prompt.tokens]
+    repeated = tokens * (1 + max(lengths, default=0) // len(tokens))
+    return [PeerPrompt(f"{length} tokens", "", repeated[:length]) for length in lengths]
+
+
 def load_transformers(path: str, dtype: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(unpacked_folder(path), dtype=DTYPES[dtype], use_safetensors=True).eval()
 
@@ -141,9 +163,14 @@ def expect(path: str, checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt],
 
 
 def compare_at(
-    dtype: str, path: str, checkpoint: CheckpointInfo, prompts: Sequence[PeerPrompt], arguments: argparse.Namespace
+    dtype: str,
+    path: str,
+    checkpoint: CheckpointInfo,
+    prompts: Sequence[PeerPrompt],
+    lengths: Sequence[PeerPrompt],
+    arguments: argparse.Namespace,
 ) -> Comparison:
-    """All engines at one number format."""
+    """All engines at one number format. lengths: prompts whose reading alone is timed."""
     with ExitStack() as held:
         peers: list[Peer] = []
         skipped: dict[str, str] = {}
@@ -162,6 +189,9 @@ def compare_at(
         for peer in peers:
             held.callback(peer.close)
         comparison = compare(dtype, peers, prompts, arguments.max_new_tokens, arguments.rounds)
+        if lengths:
+            readers = [peer for peer in peers if peer.name in PROMPT_READERS]
+            comparison.read = compare(dtype, readers, lengths, READ_PROMPT_TOKENS, arguments.rounds).records
     comparison.skipped |= skipped
     return comparison
 

@@ -37,17 +37,25 @@ class PeerRecord:
             for texts in self.texts
         ]
 
+    def prompt_seconds(self, number: int) -> list[float]:
+        """Seconds of each round until the first token of one prompt."""
+        return [texts[number].prompt_s for texts in self.texts]
+
     def _chosen(self, numbers: Sequence[int] | None) -> list[list[PeerText]]:
         return self.texts if numbers is None else [[texts[number] for number in numbers] for texts in self.texts]
 
 
 @dataclass
 class Comparison:
-    """All engines at one number format. skipped: why an engine is missing, by its name."""
+    """All engines at one number format.
+
+    skipped: why an engine is missing, by its name. read: what some engines did with prompts whose reading alone counts.
+    """
 
     dtype: str
     records: list[PeerRecord]
     skipped: dict[str, str]
+    read: list[PeerRecord] = field(default_factory=list)
 
     def record(self, name: str) -> PeerRecord | None:
         return next((record for record in self.records if record.name == name), None)

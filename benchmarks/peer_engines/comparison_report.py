@@ -51,11 +51,22 @@ def to_json(comparison: Comparison, expected: ExpectedTexts) -> dict[str, Any]:
             for record in comparison.records
         ],
         "skipped": comparison.skipped,
+        "prompt_s": {
+            record.name: [[text.prompt_s for text in texts] for texts in record.texts] for record in comparison.read
+        },
     }
 
 
-def describe(comparison: Comparison, expected: ExpectedTexts, prompts: Sequence[PeerPrompt]) -> str:
+def describe(
+    comparison: Comparison,
+    expected: ExpectedTexts,
+    prompts: Sequence[PeerPrompt],
+    lengths: Sequence[PeerPrompt] = (),
+) -> str:
+    """lengths: the prompts whose reading alone was timed."""
     parts = [f"## {comparison.dtype}", _whole_table(comparison, expected), _by_category(comparison, prompts)]
+    if comparison.read:
+        parts.append(_prompts_read(comparison, lengths))
     if verdict := _verdict(comparison):
         parts.append(verdict)
     if comparison.skipped:
@@ -89,6 +100,18 @@ def _by_category(comparison: Comparison, prompts: Sequence[PeerPrompt]) -> str:
         for record in comparison.records
     ]
     return f"Decoding alone, by category, tokens per second:\n\n{markdown_table(['engine', *numbers], rows)}"
+
+
+def _prompts_read(comparison: Comparison, lengths: Sequence[PeerPrompt]) -> str:
+    rows = [
+        [
+            record.name,
+            *(f"{len(prompt.tokens) / median(record.prompt_seconds(at)):.0f}" for at, prompt in enumerate(lengths)),
+        ]
+        for record in comparison.read
+    ]
+    columns = ["engine", *(f"{len(prompt.tokens):,}" for prompt in lengths)]
+    return f"Reading prompts of so many tokens, tokens per second:\n\n{markdown_table(columns, rows)}"
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.peer_engines.base import PeerPrompt, PeerText, Unavailable
 
+BENCH = "llama.cpp, llama-bench"
 # Seconds that a program may take for one text.
 TIMEOUT_S = 300
 READ = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
@@ -58,7 +59,7 @@ class BenchProgram:
     """
 
     def __init__(self, program: Path, weights: Path, threads: int):
-        self.name = f"llama.cpp, {program.name}"
+        self.name = BENCH
         self._command = [str(program), "-m", str(weights), "-t", str(threads), "-r", "1", "-o", "json"]
 
     def decode(self, prompt: PeerPrompt, max_new_tokens: int) -> PeerText:

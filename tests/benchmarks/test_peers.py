@@ -19,7 +19,7 @@ def test_peers(on_categories: Callable[..., Path], monkeypatch: pytest.MonkeyPat
         raise Unavailable("there is no cmake to build it with")
 
     monkeypatch.setattr(llama_build, "build_programs", missing)
-    folder = on_categories(peers.main, "--rounds", "2", "--dtypes", "float32")
+    folder = on_categories(peers.main, "--rounds", "2", "--dtypes", "float32", "--prompt-tokens", "20,600")
     table, data = read(folder, "peers-*")
     (comparison,) = data["comparisons"]
     engines = {engine["name"]: engine for engine in comparison["engines"]}
@@ -28,6 +28,9 @@ def test_peers(on_categories: Callable[..., Path], monkeypatch: pytest.MonkeyPat
     for engine in engines.values():
         assert engine["same_texts"] == 4
         assert len(engine["decoding_tokens_per_s"]) == len(engine["whole_tokens_per_s"]) == 2
+    assert set(comparison["prompt_s"]) == {"transformers generate", own_engine.AUTOREGRESSIVE}
+    assert all(len(texts) == 2 for rounds in comparison["prompt_s"].values() for texts in rounds)
+    assert "Reading prompts of so many tokens" in table
     assert comparison["skipped"] == {"llama.cpp": "there is no cmake to build it with"}
     assert "- llama.cpp: there is no cmake to build it with" in table
     assert "cpu:" in table and "GB/s" in table and "HumanEval, raw" in table
@@ -61,6 +64,7 @@ def test_an_engine_that_fails_is_left_out_with_its_reason(
         (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--prompts", "/nowhere"], "has none of the files"),
         (["--model", "package:nothing"], "is unknown; the packaged models are"),
+        (["--prompt-tokens", "20,640"], "--prompt-tokens 640 does not fit a context of 640 tokens"),
         (["--max-new-tokens", "5000"], "no prompt fits a context of 640 tokens"),
     ],
 )
