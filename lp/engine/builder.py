@@ -277,6 +277,9 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
         log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models, place.group)
+    if len(second_models := [one for one in second_models if one.role in checkpoint.extensions]) < len(roles):
+        roles = [one.role for one in second_models]  # one did not fit
+        decode.check_model(ModelTraits(settings.model.path, roles, UNKNOWN_HEADS))
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, roles)
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)

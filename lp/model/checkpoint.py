@@ -30,7 +30,7 @@ from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
-from lp.model.memory import check_fits, find_bound, free_memory, parse_bound, stored_bytes
+from lp.model.memory import DoesNotFit, check_fits, find_bound, free_memory, parse_bound, stored_bytes
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
 from lp.model.program.translate import find_shapes
@@ -210,8 +210,7 @@ def load(
         causal.cache_shapes = find_shapes(causal)
     else:
         references = check_tree(causal, text_probes(known.tokenizer))
-    for extension in extensions:
-        extension.load(causal, known)
+    extensions = [extension for extension in extensions if _load_extension(extension, causal, known)]
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
     models = [causal, *(one.model for one in extensions if one.model)]
     if device.type == "cuda":
@@ -230,6 +229,18 @@ def load(
     causal.free_weights()
     causal.grammars = checkpoint.grammars
     return checkpoint
+
+
+def _load_extension(extension: Extension, causal: CausalModel, known: CheckpointInfo) -> bool:
+    """Loads an extension; returns False, and logs why, if it can be done without and does not fit."""
+    try:
+        extension.load(causal, known)
+    except DoesNotFit as error:
+        if not extension.is_optional:
+            raise
+        log.warning("%s; the model runs without it", error)
+        return False
+    return True
 
 
 def _lay_out_weights(models: Sequence[CausalModel], mode: CompileMode, is_compiled: bool) -> None:

@@ -36,6 +36,11 @@ class Extension(ABC):
     def shares_cache(self) -> bool:
         return False
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether the model is served without it if it does not fit the device."""
+        return False
+
     @abstractmethod
     def check(self, known: CheckpointInfo) -> None:
         """Comes first. Raises CheckpointError or ValueError for what can be refused without weights.
@@ -45,7 +50,9 @@ class Extension(ABC):
 
     @abstractmethod
     def load(self, main: CausalModel, known: CheckpointInfo) -> None:
-        """Reads the weights, to the main model's device and in its dtype. Raises CheckpointError or ValueError."""
+        """Reads the weights, to the main model's device and in its dtype. Raises CheckpointError or ValueError, such as
+        DoesNotFit.
+        """
 
     @abstractmethod
     def attach(self, main: CausalModel, mode: CompileMode) -> None:

@@ -18,7 +18,7 @@ from lp.model.errors import CheckpointError
 from lp.model.exactness import check_tree
 from lp.model.extensions import Extension, FindCache
 from lp.model.kernels import AttentionKind
-from lp.model.memory import check_fits
+from lp.model.memory import DoesNotFit, check_fits, free_memory
 from lp.model.probes import text_probes
 from lp.model.quantization.quantize import Weights, read_and_quantize
 from lp.model.reference import Reference
@@ -72,6 +72,10 @@ class SecondModelExtension(Extension):
         is_whole = not self.settings.path and not self.settings.layers
         return self.role == DRAFT and is_whole and self.is_alone
 
+    @property
+    def is_optional(self) -> bool:
+        return self.shares_cache
+
     def check(self, known: CheckpointInfo) -> None:
         self._own = self._read_info(known)
 
@@ -84,6 +88,8 @@ class SecondModelExtension(Extension):
         probes = text_probes(own.tokenizer)
         num_bytes = weight_bytes(own, main.dtype, weights) if main.device.type == "cuda" else None
         check_fits(own.path, config, main.dtype, main.device, own.max_length, weight_bytes=num_bytes)
+        if self.is_optional:
+            check_copy_fits(own, main, weights, f"{self.role}.weights={weights}")
         if weights is Weights.auto:
             model, layers = read_whole(own.path, config, main.dtype, main.device)
         else:
@@ -124,6 +130,14 @@ class SecondModelExtension(Extension):
         if self.settings.weights is not Weights.auto:
             check_can_quantize(own, f"{role}.weights={self.settings.weights}", f"{role}.weights=auto")
         return own
+
+
+def check_copy_fits(known: CheckpointInfo, main: CausalModel, weights: Weights, setting: str) -> None:
+    """Raises DoesNotFit unless there is memory for a copy of the main model. setting: as the user gave it."""
+    num_bytes, free = weight_bytes(known, main.dtype, weights), free_memory(main.device)
+    assert num_bytes is not None, "a copy has other weights"
+    if num_bytes > free:
+        raise DoesNotFit(f"{setting}: the copy takes {num_bytes / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free")
 
 
 def require_same_vocabulary(second: CheckpointInfo, main: CheckpointInfo, role: str) -> None:

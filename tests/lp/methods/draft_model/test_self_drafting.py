@@ -12,6 +12,7 @@ import pytest
 
 from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, SecondModel
 from lp.methods.draft_model import rounds
+from lp.model import second_model
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights
@@ -46,6 +47,19 @@ def test_the_copy_is_quantised_and_has_no_memory_of_its_own(drafting: EngineOf) 
     assert any(isinstance(weight, QuantizedParameter) for weight in second.model.parameters())
     assert not any(isinstance(weight, QuantizedParameter) for weight in checkpoint.model.model.parameters())
     assert second.memory is checkpoint.model.memory and checkpoint.models == [checkpoint.model]
+
+
+def test_a_copy_that_does_not_fit_is_left_out(
+    checkpoint_folder: FolderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(second_model, "free_memory", lambda device: 1000)
+    folder, draft = str(checkpoint_folder("llama")), SecondModel(weights=Weights.int4)
+    engine = Engine.from_pretrained(folder, device="cpu", step_times="off", draft=draft)
+    assert "draft.weights=int4: the copy takes" in caplog.text and "the model runs without it" in caplog.text
+    assert not engine.checkpoint.extensions
+    assert tokens_of(engine, PROMPT, Auto(), GREEDY).text == tokens_of(engine, PROMPT, Autoregressive(), GREEDY).text
+    with pytest.raises(ValueError, match="draft"):
+        tokens_of(engine, PROMPT, DraftModel(), GREEDY)
 
 
 def test_it_reads_no_text(drafting: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
