@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.shared.categories import CategoryPrompt, read_categories
-from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, MethodTotals, add_up, take_turns
+from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_by_category
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals, take_turns
 from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.methods import DecodePrompt, by_engine, sampling_at, timed
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
@@ -37,7 +37,6 @@ from lp.platform.hardware import processor_name
 from lp.request import DecodingMethod
 from lp.trace import StepTrace
 
-ALL = "all"
 WITHOUT, WITH, ALONE = "auto without the copy", "auto with the copy", "draft_model"
 # Whether the engine has a copy, and how it decodes.
 METHODS: dict[str, tuple[bool, DecodingMethod]] = {
@@ -63,7 +62,7 @@ def main() -> None:
     prompts = encode(engine, texts, arguments.max_new_tokens)
     take_turns(make_methods(engines, WARM_UP, arguments.temperature), prompts[:1])
     methods = make_methods(engines, arguments.max_new_tokens, arguments.temperature)
-    found = [totals(asked, take_turns(methods, prompts)) for _ in range(arguments.rounds)]
+    found = [totals_by_category(asked, take_turns(methods, prompts)) for _ in range(arguments.rounds)]
     rights = acceptance(engine, asked, prompts, arguments)
     copy, name = engine.checkpoint.extensions["draft"], Path(path).name
     publish(
@@ -107,20 +106,6 @@ def make_methods(engines: dict[bool, Engine], max_new_tokens: int, temperature: 
         name: timed(by_engine(engines[has_copy], decode, temperature, max_new_tokens))
         for name, (has_copy, decode) in METHODS.items()
     }
-
-
-def totals(asked: Sequence[CategoryPrompt], texts: dict[str, list[DecodedText]]) -> dict[str, dict[str, MethodTotals]]:
-    """What one round adds up to in each category, and in all, by method. The expected texts are those of plain
-    decoding.
-    """
-
-    def of(numbers: Sequence[int]) -> dict[str, MethodTotals]:
-        own = {method: [decoded[number] for number in numbers] for method, decoded in texts.items()}
-        return {method: add_up(decoded, own[AUTOREGRESSIVE]) for method, decoded in own.items()}
-
-    categories = dict.fromkeys(one.category for one in asked)
-    found = {name: of([n for n, one in enumerate(asked) if one.category == name]) for name in categories}
-    return {**found, ALL: of(range(len(asked)))}
 
 
 # Acceptance

@@ -6,14 +6,17 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, MethodTotals, add_up
 from benchmarks.shared.inputs import read_problems
 from launch.data.workloads import Problem, WorkloadSettings
 
+# All categories together.
+ALL = "all"
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 
 
@@ -112,3 +115,20 @@ def _question(problem: Problem, category: Category) -> str | None:
         return None
     text = problem.prompt.removeprefix("Question: ").removesuffix("\nAnswer:").rstrip()
     return category.question.replace("{text}", text)
+
+
+def totals_by_category(
+    asked: Sequence[CategoryPrompt], texts: Mapping[str, list[DecodedText]]
+) -> dict[str, dict[str, MethodTotals]]:
+    """Adds up one round's texts in each category, and in all of them (ALL), by method.
+
+    texts: by method, in the order of the prompts. The expected ones are those of autoregressive decoding.
+    """
+
+    def of(numbers: Sequence[int]) -> dict[str, MethodTotals]:
+        own = {method: [decoded[number] for number in numbers] for method, decoded in texts.items()}
+        return {method: add_up(decoded, own[AUTOREGRESSIVE]) for method, decoded in own.items()}
+
+    categories = dict.fromkeys(one.category for one in asked)
+    found = {name: of([n for n, one in enumerate(asked) if one.category == name]) for name in categories}
+    return {**found, ALL: of(range(len(asked)))}
