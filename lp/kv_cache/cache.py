@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 from weakref import ReferenceType, ref
 
 import torch
@@ -115,7 +116,7 @@ class KVCache(ABC):
         if self.states is not None:
             self.states.hold()
 
-    def fork(self, length: int | None = None) -> KVCache:
+    def fork(self, length: int | None = None) -> Self:
         """Another cache with the first `length` cached tokens, or all. From then on, each of the two changes by itself.
 
         With recurrent layers it may have fewer tokens. Raises OutOfRoom.
@@ -129,7 +130,7 @@ class KVCache(ABC):
         return copy
 
     @abstractmethod
-    def _fork(self, length: int) -> KVCache:
+    def _fork(self, length: int) -> Self:
         """Another cache with the keys and values of the first `length` cached tokens."""
 
     @abstractmethod
