@@ -151,8 +151,8 @@ class TreeStep(Step):
 
     def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
         sizes = [len(part.positions) for part in self.parts]
-        of_parts = zip(*(one.split(sizes) for one in inputs), strict=True)
-        return torch.cat([walk(layer, part, own) for part, own in zip(self.parts, of_parts, strict=True)])
+        of_parts = zip(self.parts, zip(*(one.split(sizes) for one in inputs), strict=True), strict=True)
+        return torch.cat([walk(layer, part.states, part.pieces, own) for part, own in of_parts])
 
 
 def tree_attention(

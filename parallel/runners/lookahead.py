@@ -60,9 +60,9 @@ class LookaheadParallel(ForwardRunner):
         self.num_parts = self.num_replicas if self.sharing.owners is None else 1
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
-        # Keys and values without the states of recurrent layers are of no use.
-        is_copied = messages is not None and not inner.model.is_recurrent
-        self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if is_copied else None
+        if inner.model.is_recurrent:
+            messages = None  # keys and values are of no use without the states of recurrent layers
+        self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if messages is not None else None
         self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))

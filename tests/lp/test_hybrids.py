@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from lp import Autoregressive, DraftModel, Engine, Lookahead, PromptLookup, Sampling, Stopping
+from lp import Autoregressive, DraftModel, Engine, Lookahead, PromptLookup, Sampling, SecondModel, Stopping
 from lp.kv_cache.cache import KVCache
 from lp.kv_cache.contiguous import ContiguousMemory
 from lp.model.causal import CausalModel
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast_forward import SequenceRows
+from lp.model.quantization.quantize import Weights
 from lp.model.recurrent.base import MOST_ROWS, Factors, Paths
 from lp.runner.single_device import SingleDevice
 from lp.scheduling.kv_budget import KVBudget
@@ -211,19 +212,19 @@ def test_several_texts_of_one_prompt_share_it(engine_of: EngineOf) -> None:
     assert all(tokens == alone for tokens in found.values())
 
 
+COPY, FIRST_LAYER = SecondModel(weights=Weights.int8), SecondModel(layers=1)
+
+
 @pytest.mark.parametrize(
     ("architecture", "draft"),
-    slow_except(
-        [(name, draft) for name in QUICK for draft in ({"weights": "int8"}, {"layers": 1}, {"path": ""})],
-        ("qwen3_next", {"weights": "int8"}),
-    ),
+    slow_except([(name, draft) for name in QUICK for draft in (COPY, FIRST_LAYER)], ("qwen3_next", COPY)),
+    ids=str,
 )
 def test_the_model_drafts_for_itself(
-    architecture: str, draft: dict[str, Any], checkpoint_folder: Callable[[str], Path], engine_of: EngineOf
+    architecture: str, draft: SecondModel, checkpoint_folder: Callable[[str], Path], engine_of: EngineOf
 ) -> None:
     """A copy in 8 bits writes its rows into the caches of the model itself, which must get its own states back."""
     folder, prompt = str(checkpoint_folder(architecture)), make_prompt(40)
-    draft = {"path": folder} if "path" in draft else draft
     engine = Engine.from_pretrained(folder, device="cpu", step_times="off", draft=draft)
     expected = decode(engine_of(architecture), prompt, Autoregressive(), NUM_TOKENS)
     assert decode(engine, prompt, DraftModel(), NUM_TOKENS) == expected

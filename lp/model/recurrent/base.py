@@ -122,16 +122,6 @@ class PieceStates:
         return self.factors.advance(state, own, int(self.paths.parents[own[0]]))
 
 
-class Rows(Protocol):
-    """The rows of one sequence in a step, in pieces, and the sequence's states."""
-
-    @property
-    def states(self) -> RecurrentStates: ...
-
-    @property
-    def pieces(self) -> list[Piece]: ...
-
-
 class RecurrentStep(Protocol):
     """A step that has recurrent layers."""
 
@@ -179,9 +169,11 @@ class RecurrentLayer(nn.Module, ABC):
         """
 
 
-def walk(layer: RecurrentLayer, rows: Rows, inputs: Sequence[Tensor]) -> Tensor:
-    """Runs the rows of one sequence through a layer. Returns what they read of their states, [R, ...]."""
-    states, pieces = rows.states, rows.pieces
+def walk(layer: RecurrentLayer, states: RecurrentStates, pieces: list[Piece], inputs: Sequence[Tensor]) -> Tensor:
+    """Runs the rows of one sequence through a layer. Returns what they read of their states, [R, ...].
+
+    states: of the sequence. pieces: all rows of its step.
+    """
     state = states.state(layer.index) or layer.begin(inputs[0])
     passed, outputs = {0: state}, list[Tensor]()
     for piece in pieces:
