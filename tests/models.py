@@ -72,6 +72,75 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "cohere": {"model_type": "cohere", "logit_scale": 1.0},
 }
 
+DELTA_NET: dict[str, Any] = {
+    **HEAD_DIM,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+# Models some of whose layers are recurrent.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        **EXPERTS,
+        "layer_types": ["conv", "full_attention"],
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        **DELTA_NET,
+        **EXPERTS,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_5": {"model_type": "qwen3_5_text", **DELTA_NET},
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text",
+        **DELTA_NET,
+        **EXPERTS,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "olmo_hybrid": {"model_type": "olmo_hybrid", **DELTA_NET},
+    "bamba": {"model_type": "bamba", **MAMBA, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid",
+        **MAMBA,
+        **EXPERTS,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 32,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        **HEAD_DIM,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+    },
+    "falcon_h1": {"model_type": "falcon_h1", **MAMBA, "mamba_d_ssm": 64, **HEAD_DIM},
+}
+
 # The text on which the tokenizer is trained.
 TEXT = (
     "def add(first, second):\n    return first + second\n\n\nclass Point:\n    def __init__(self, x, y):\n"
@@ -115,7 +184,7 @@ def save_checkpoint(
     folder: Path, architecture: str = "llama", seed: int = 0, chat_template: str | None = None, **changes: Any
 ) -> Path:
     """Writes a tiny model and returns its folder; `changes` go into the model's configuration."""
-    values = {**SIZES, **ARCHITECTURES.get(architecture, {"model_type": architecture}), **changes}
+    values = {**SIZES, **(ARCHITECTURES | HYBRIDS).get(architecture, {"model_type": architecture}), **changes}
     config = AutoConfig.for_model(**values)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

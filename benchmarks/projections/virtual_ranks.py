@@ -128,11 +128,12 @@ class VirtualRanks(ForwardRunner):
         for device in self._devices:
             device.open(sequence)
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
         for device in self._devices:
             device.copy(source, target, length)
         known = self._known[source.id].count(source.tokens)
         self._known[target.id].numbers = [min(number, length) for number in known]
+        return length
 
     def drop(self, sequence: Sequence) -> None:
         for device in self._devices:

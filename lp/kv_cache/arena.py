@@ -255,7 +255,8 @@ class PagedCache(KVCache):
 
     @property
     def num_bytes(self) -> int:
-        return len(self.pages) * self.arena.page_bytes
+        num_bytes = len(self.pages) * self.arena.page_bytes
+        return num_bytes if self.states is None else num_bytes + self.states.num_bytes
 
     @property
     def is_written(self) -> bool:
@@ -321,7 +322,7 @@ class PagedCache(KVCache):
     def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
         moving.write_slots(self.arena.stores_of(layer), self._slots_between(begin, end), numbers)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def _keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             if self.moves[0]:
                 self.settle()
@@ -345,10 +346,10 @@ class PagedCache(KVCache):
             self.arena.move(self.take_moves())
 
     @torch.inference_mode()
-    def fork(self, length: int | None = None) -> PagedCache:
+    def _fork(self, length: int) -> PagedCache:
         self.settle()
-        return self.arena.fork(self, self.length if length is None else length)
+        return self.arena.fork(self, length)
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self.arena.allocator.give_back(self.pages)
         self.length, self.places, self.moves = 0, None, NOWHERE

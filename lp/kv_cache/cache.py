@@ -7,15 +7,19 @@ lp/kv_cache/.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from transformers import Cache
+
+from lp.kv_cache.recurrent import RecurrentStates
 
 # Tokens of a page, in which memory is counted. FlashAttention-2 takes pages of multiples of 256 tokens.
 PAGE = 256
@@ -43,13 +47,14 @@ class LayerShape:
 class KVCache(ABC):
     """Keys and values of one sequence in all layers.
 
-    length: the number of cached tokens; the rows of the step at hand lie behind them. It may be set to less.
-    was_evicted: whether the memory was given to another sequence, since `take_eviction` was last called. stores_at:
-    where the library finds the addresses of all layers' memory; 0 while they are not known.
+    length: the number of cached tokens; the rows of the step at hand lie behind them. states: of recurrent layers; None
+    in a model that has none. was_evicted: whether the memory was given to another sequence, since `take_eviction` was
+    last called. stores_at: where the library finds the addresses of all layers' memory; 0 while they are not known.
     """
 
     def __init__(self) -> None:
         self.length = self.stores_at = 0
+        self.states: RecurrentStates | None = None
         self.was_evicted = False
 
     @property
@@ -89,16 +94,44 @@ class KVCache(ABC):
         Returns its keys and values [1, heads, length + R, head_dim], which are to be read only.
         """
 
-    @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
-        """Appends rows of the last step, given in ascending order, to the cached sequence."""
+        """Appends rows of the last step, a path in ascending order, to the cached sequence.
+
+        With recurrent layers, it may append fewer of them than are given: see RecurrentStates.
+        """
+        if self.states is not None:
+            rows = rows[: self.states.keep(rows)]
+        self._keep(rows)
 
     @abstractmethod
-    def fork(self, length: int | None = None) -> KVCache:
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Appends the keys and values of all these rows."""
+
+    def shorten(self, length: int) -> None:
+        """Drops all cached tokens but the first `length`; with recurrent layers, more of them where that must be."""
+        self.length = length if self.states is None else self.states.shorten(length)
+
+    def hold(self) -> None:
+        """Makes sure that what is cached now can be gone back to by `shorten`, until this is called again."""
+        if self.states is not None:
+            self.states.hold()
+
+    def fork(self, length: int | None = None) -> Self:
         """Another cache with the first `length` cached tokens, or all. From then on, each of the two changes by itself.
 
-        Raises OutOfRoom.
+        With recurrent layers it may have fewer tokens. Raises OutOfRoom.
         """
+        length = self.length if length is None else length
+        if self.states is None:
+            return self._fork(length)
+        states, length = self.states.fork(length)
+        copy = self._fork(length)
+        copy.states = states
+        return copy
+
+    @abstractmethod
+    def _fork(self, length: int) -> Self:
+        """Another cache with the keys and values of the first `length` cached tokens."""
 
     @abstractmethod
     def export(self, begin: int, end: int) -> Tensor:
@@ -129,9 +162,15 @@ class KVCache(ABC):
     def write_layer(self, layer: int, begin: int, end: int, numbers: Tensor) -> None:
         """Writes what a cache of the same kind and model has read, for which memory must be reserved."""
 
-    @abstractmethod
     def release(self) -> None:
         """Gives the memory back; the cache is empty then. Nothing happens if it holds none."""
+        if self.states is not None:
+            self.states.clear()
+        self._release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Gives the memory of keys and values back."""
 
     def evict(self) -> None:
         """Gives the memory back for another sequence. The tokens must be computed again."""
@@ -191,11 +230,13 @@ class OutOfRoom(RuntimeError):
 class KVMemory(ABC):
     """Opens caches, and evicts those that were used least recently when others need their memory.
 
-    num_pages: the bound.
+    num_pages: the bound. keeps_states: whether the model has recurrent layers, so that caches have states. state_bytes:
+    what the states of all caches may take before those are evicted that are not in use.
     """
 
     def __init__(self, num_pages: int):
         self.num_pages = num_pages
+        self.keeps_states, self.state_bytes = False, math.inf
         # The pages that each cache of the step needs for which memory is being reserved, by identity.
         self._needed: dict[int, int] = {}
         # The caches that are in use, by identity; the one that was used least recently is first.
@@ -229,6 +270,8 @@ class KVMemory(ABC):
         try:
             if (num_pages := self._count_needed([cache for cache, _ in lengths])) > self.num_pages:
                 raise OutOfRoom(num_pages, self.num_pages)
+            while self._num_state_bytes() > self.state_bytes and self._evict_one():
+                pass
             for cache, num_tokens in lengths:
                 self._make_room(cache, num_tokens)
         finally:
@@ -253,7 +296,14 @@ class KVMemory(ABC):
             cache.shrink(self._needed[id(cache)])
         return bool(too_large)
 
+    def _num_state_bytes(self) -> int:
+        if not self.keeps_states:
+            return 0
+        return sum(cache.states.num_bytes for cache in self._caches() if cache.states is not None)
+
     def _add(self, cache: KVCache) -> None:
+        if self.keeps_states:
+            cache.states = RecurrentStates()
         place = id(cache)
         self._open[place] = ref(cache, lambda _: self._open.pop(place, None))
 

@@ -23,12 +23,12 @@ class ContiguousCache(KVCache):
     Where all layers are alike, these are parts of one tensor, so that a path is kept by two operations for all layers.
     """
 
-    def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None, first_layer: int = 0):
-        """capacity: tokens to allocate memory for. memory: bounds the memory; None is no bound. first_layer: the index
-        of the first layer, in a stage of a pipeline.
+    def __init__(self, layers: int | Sequence[int], capacity: int, memory: ContiguousMemory | None = None):
+        """layers: indices of those that have keys and values here, or how many first ones. capacity: tokens to allocate
+        memory for. memory: bounds the memory; None is no bound.
         """
         super().__init__()
-        self.layers = range(first_layer, first_layer + num_layers)
+        self.layers = range(layers) if isinstance(layers, int) else layers
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.capacity = pages_of(capacity) * PAGE
@@ -143,7 +143,7 @@ class ContiguousCache(KVCache):
         """Views of a layer's keys and values [heads, end - begin, head_dim]."""
         return self.keys[layer][0, :, begin:end], self.values[layer][0, :, begin:end]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def _keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             self._gather(rows)
         self.length += len(rows)
@@ -178,10 +178,10 @@ class ContiguousCache(KVCache):
             begin += part.numel()
 
     @torch.inference_mode()
-    def fork(self, length: int | None = None) -> ContiguousCache:
-        memory, length = self._memory, self.length if length is None else length
+    def _fork(self, length: int) -> ContiguousCache:
+        memory = self._memory
         if memory is None:
-            copy = ContiguousCache(len(self.layers), length, first_layer=self.layers.start)
+            copy = ContiguousCache(self.layers, length)
             copy.reserve(length)
         else:
             copy = memory.open(length)
@@ -191,7 +191,7 @@ class ContiguousCache(KVCache):
         copy._move()
         return copy
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self.keys, self.values = {}, {}
         self._together = self._addresses = None
         self.length = self.stores_at = self._granted = self.capacity = 0
@@ -211,19 +211,20 @@ class ContiguousCache(KVCache):
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
+        num_bytes = sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
+        return num_bytes if self.states is None else num_bytes + self.states.num_bytes
 
 
 class ContiguousMemory(KVMemory):
     """See KVMemory. It counts pages; each cache allocates its own memory."""
 
-    def __init__(self, num_layers: int, num_pages: int = sys.maxsize, first_layer: int = 0):
-        """num_layers: that are held here. first_layer: the index of the first of them."""
+    def __init__(self, layers: int | Sequence[int], num_pages: int = sys.maxsize):
+        """layers: see ContiguousCache."""
         super().__init__(num_pages)
-        self._num_layers, self._first_layer = num_layers, first_layer
+        self._layers = layers
 
     def open(self, capacity: int = 0) -> ContiguousCache:
-        cache = ContiguousCache(self._num_layers, capacity, self, self._first_layer)
+        cache = ContiguousCache(self._layers, capacity, self)
         self._add(cache)
         return cache
 

@@ -12,14 +12,19 @@ The rows of several sequences go through the model together; only in attention i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from lp.kv_cache.cache import KVCache
+from lp.kv_cache.recurrent import RecurrentStates
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
+from lp.model.recurrent.base import Piece, RecurrentLayer, split, walk
+from lp.tree import NO_ROWS, TokenTree
 
 NAME = "token_tree"
 # Arguments that models pass to an attention function and that tree attention may ignore.
@@ -63,13 +68,18 @@ class Step(ABC):
         [1, H*G, R, D], key and value [1, H, R, D] -> [1, R, H*G, D].
         """
 
+    def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
+        """Computes what the rows read of a recurrent layer's states; see RecurrentStep."""
+        raise NotImplementedError
+
 
 @dataclass
 class TreeRows:
     """The rows of one sequence in a step, and which keys each of them sees.
 
     cache: that of the sequence, to which the rows are written behind the prefix. cached: length of the prefix.
-    positions: [R] the rows' positions. visibility: [R, R] bool. masks: those made so far.
+    positions: [R] the rows' positions. visibility: [R, R] bool. tree: the rows themselves, and num_certain: how many of
+    the first ones are part of the sequence, for recurrent layers alone. masks: those made so far.
     """
 
     cache: KVCache
@@ -77,7 +87,19 @@ class TreeRows:
     positions: Tensor
     visibility: Tensor
     dtype: torch.dtype
+    tree: TokenTree = NO_ROWS
+    num_certain: int = 0
     masks: dict[MaskKey, Tensor] = field(default_factory=dict)
+
+    @property
+    def states(self) -> RecurrentStates:
+        assert self.cache.states is not None, "the caches of a model with recurrent layers have states"
+        return self.cache.states
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """See `split`."""
+        return split(self.tree.parents, self.visibility, self.cached, self.num_certain, self.states)
 
     def mask(self, sliding_window: int | None, group: int) -> Tensor:
         """Additive mask [G*R, M], repeated for each of G = `group` query heads: 0 where a row sees a key, else -inf.
@@ -126,6 +148,11 @@ class TreeStep(Step):
         queries, keys, values = (states.split(sizes, dim=2) for states in (query, key, value))
         of_parts = zip(self.parts, queries, keys, values, strict=True)
         return torch.cat([part.attend(layer, q, k, v, self.kind, how) for part, q, k, v in of_parts], dim=1)
+
+    def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
+        sizes = [len(part.positions) for part in self.parts]
+        of_parts = zip(self.parts, zip(*(one.split(sizes) for one in inputs), strict=True), strict=True)
+        return torch.cat([walk(layer, part.states, part.pieces, own) for part, own in of_parts])
 
 
 def tree_attention(

@@ -35,6 +35,7 @@ from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
+from lp.model.recurrent.kinds import attention_layers, replace_layers
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
@@ -42,7 +43,9 @@ log = logging.getLogger("lookahead")
 
 
 class CausalModel:
-    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention."""
+    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention, and
+    recurrent layers get a forward that knows trees.
+    """
 
     def __init__(
         self,
@@ -71,8 +74,12 @@ class CausalModel:
         text_config = model.config.get_text_config(decoder=True)
         self.num_layers: int = text_config.num_hidden_layers
         self.layers = list(range(self.num_layers)) if layers is None else layers
+        # Those of the layers that have keys and values, and those that have a state.
+        self.attention_layers = attention_layers(model.config, self.layers)
+        self.recurrent_layers = replace_layers(model)
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
-        self.memory: KVMemory = ContiguousMemory(len(self.layers), first_layer=self.layers[0])
+        self.memory: KVMemory = ContiguousMemory(self.attention_layers)
+        self.memory.keeps_states = self.is_recurrent
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
@@ -83,6 +90,18 @@ class CausalModel:
         """The size of the hidden states that the output embedding reads, which not every pipeline stage has."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(self.model.get_output_embeddings(), "in_features", config.hidden_size)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers that are held here have a state, which no token can be taken out of."""
+        return bool(self.recurrent_layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one state in all recurrent layers that are held here."""
+        like = torch.empty(0, dtype=self.dtype)
+        states = [layer.begin(like) for layer in self.recurrent_layers]
+        return sum(part.numel() * part.element_size() for state in states for part in state)
 
     @property
     def is_first_stage(self) -> bool:
@@ -111,7 +130,10 @@ class CausalModel:
 
         Raises ValueError if one sequence does not fit.
         """
-        self.memory = make_memory(bound, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length)
+        share = bound.share_of_states(self.state_bytes) if self.is_recurrent else 0.0
+        rest = bound._replace(size=bound.size - share)
+        self.memory = make_memory(rest, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length)
+        self.memory.keeps_states, self.memory.state_bytes = self.is_recurrent, share
 
     def unpack_weights(self) -> None:
         """Puts plain weights in the place of quantised ones."""
@@ -229,7 +251,8 @@ class CausalModel:
         for rows, numbers in zip(given, on_device.split([one.size for one in inputs]), strict=True):
             of_rows = numbers.view(len(rows.tree), -1)
             places = of_rows[:, 1].contiguous(), of_rows[:, 2:].bool()
-            parts.append(TreeRows(rows.cache, rows.cache.length, *places, self.dtype))
+            num_certain = len(rows.tree) - rows.num_logits
+            parts.append(TreeRows(rows.cache, rows.cache.length, *places, self.dtype, rows.tree, num_certain))
             tokens.append(of_rows[:, 0])
         return TreeStep(self.attention_kind, parts=parts), torch.cat(tokens)
 

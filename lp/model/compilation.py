@@ -180,7 +180,7 @@ def _of_stage(model: CausalModel, cache: KVCache, reference: Reference) -> Refer
 
 def _begin(model: CausalModel, cache: KVCache, tokens: list[int]) -> None:
     """Writes the first tokens of a sequence to the cache."""
-    cache.length = 0
+    cache.shorten(0)
     model.forward_eager([SequenceRows(chain(tokens), cache, 1)])
     cache.keep(range(len(tokens)))
 

@@ -13,6 +13,7 @@ from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.probes import Probes
+from lp.model.recurrent.kinds import TYPES, is_family
 from lp.model.reference import Probe, Reference, make_references, sliding_window
 from lp.tree import chain
 
@@ -29,7 +30,7 @@ def check_config(config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise UnsupportedArchitecture(f"{name} is an encoder-decoder; only decoder-only models have a token tree")
     layers = getattr(config.get_text_config(decoder=True), "layer_types", None)
-    unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS)
+    unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS - (TYPES if is_family(config) else set()))
     if unknown:
         raise UnsupportedArchitecture(
             f"{name} has layers of type {', '.join(unknown)}; "
@@ -62,10 +63,10 @@ def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Referen
 def _check_layers(model: CausalModel, step: TreeStep) -> None:
     """Raises UnsupportedArchitecture unless every layer has called tree attention, with the model's sliding window."""
     name = type(model.model).__name__
-    if sorted(step.layers_seen) != model.layers:
-        num_seen = len(set(step.layers_seen))
+    if sorted(step.layers_seen) != model.attention_layers:
+        num_seen, num_layers = len(set(step.layers_seen)), len(model.attention_layers)
         raise UnsupportedArchitecture(
-            f"{name} calls transformers' attention interface in {num_seen} of its {len(model.layers)} layers; "
+            f"{name} calls transformers' attention interface in {num_seen} of its {num_layers} layers; "
             "the others would see the whole tree instead of their own path"
         )
     window = sliding_window(model)

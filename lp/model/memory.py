@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
 from lp.kv_cache.contiguous import ContiguousMemory
+from lp.kv_cache.recurrent import MOST_STATES
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.weight_files import FLOATING
 
@@ -25,6 +26,8 @@ from lp.model.weight_files import FLOATING
 LIKELY_TOKENS = 4096
 # The share of the device's memory that is set aside for graphs, activations and libraries.
 MARGIN = 0.06
+# Sequences for whose states of recurrent layers memory is set aside.
+STATE_SEQUENCES = 16
 # On a GPU, "auto" takes no more than so many sequences of the whole context can fill.
 MOST_SEQUENCES = 256
 
@@ -146,6 +149,18 @@ class Bound(NamedTuple):
     size: float
     reason: str
 
+    def share_of_states(self, state_bytes: int) -> float:
+        """What is set aside for the states of recurrent layers: those of some sequences, but not more than half.
+
+        state_bytes: of one state in all layers. Logs the share.
+        """
+        share = min(self.size / 2, STATE_SEQUENCES * MOST_STATES * state_bytes)
+        log.info(
+            "recurrent layers: %.3g GB of model.kv_memory=%s are for their states, of %.3g MB each",
+            share / 1e9, self.setting, state_bytes / 1e6,
+        )  # fmt: skip
+        return share
+
     def shared_by(self, numbers_per_token: Sequence[int]) -> list[Bound]:
         """A share for each of some models, so that all get the same number of pages.
 
@@ -178,9 +193,12 @@ def make_memory(
 ) -> KVMemory:
     """The memory that a bound allows, which is logged with numbers. On a GPU it is allocated at once.
 
-    shapes: of the layers that are held here. num_layers: of the model. max_length: the most tokens of a sequence.
+    shapes: of the layers that are held here; none in the first layers of a model, if these are recurrent. num_layers:
+    of the model. max_length: the most tokens of a sequence.
     Raises ValueError if one sequence does not fit.
     """
+    if not shapes:
+        return ContiguousMemory([])
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
     num_pages = int(bound.size // page_bytes) - reserved
@@ -198,7 +216,7 @@ def make_memory(
     log.info("%s", _describe(bound.setting + reason, num_pages, page_bytes, max_length))
     if device.type == "cuda":
         return Arena(shapes, num_layers, num_pages, dtype, device)
-    return ContiguousMemory(len(shapes), num_pages, min(shapes))
+    return ContiguousMemory(sorted(shapes), num_pages)
 
 
 def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:

@@ -112,10 +112,13 @@ class Runner(Protocol):
         """Drops all batches under way; their answers are not needed."""
         ...
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
         """Gives a sequence of which nothing has been computed what was computed of another one with the same first
         tokens, `length` of them. Both are open and have no step under way. Where that cannot be done, the steps of the
         target compute it.
+
+        Returns the number of tokens that count as copied, the same on all ranks: fewer than `length` where recurrent
+        layers have no state after so many.
         """
         ...
 

@@ -33,6 +33,8 @@ class CachedTokens:
         with suppress(OutOfRoom):
             copy = other.cache.fork(min(length, other.cache.length))
             self.drop()
+            if copy.states is not None and self.cache.states is not None:
+                copy.states.mark = self.cache.states.mark
             self.cache = copy
 
     def drop(self) -> None:
@@ -48,7 +50,8 @@ class CachedTokens:
         if self.cache.was_evicted and self.cache.take_eviction():
             self.last = NO_ROWS
         if self.cache.length >= len(tokens):  # the sequence was resumed with fewer tokens than the cache holds
-            self.cache.length, self.last = len(tokens) - 1, NO_ROWS
+            self.cache.shorten(len(tokens) - 1)
+            self.last = NO_ROWS
         self.cache.keep(self.last.path_along(tokens[self.cache.length : -1]))
         self.last = NO_ROWS
 
@@ -100,4 +103,7 @@ class SequenceState(CachedTokens):
         sampler = Sampler(
             sequence.sampling, prompt_length, model.eos, model.vocab_size, str(model.device), grammar, sequence.contrast
         )  # fmt: skip
-        return SequenceState(model.make_cache(len(sequence.tokens) + 1), sampler)
+        cache = model.make_cache(len(sequence.tokens) + 1)
+        if cache.states is not None:
+            cache.states.mark = prompt_length - 1
+        return SequenceState(cache, sampler)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lp.kv_cache.cache import KVCache
+from lp.kv_cache.recurrent import copied_length
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import Choosing, SequenceRows
 from lp.model.gpu.device import current
@@ -44,7 +45,7 @@ class ForwardRunner(Runner, ABC):
     def open(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None: ...
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int: ...
 
     @abstractmethod
     def drop(self, sequence: Sequence) -> None: ...
@@ -183,10 +184,13 @@ class SingleDevice(ForwardRunner):
                 self.logits_of([SequenceRows(part, state.cache, 0)])
         return SequenceRows(state.attach(step), state.cache, len(step.tree))
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
+        if self.model.is_recurrent:
+            length = copied_length(length, len(source.tokens) - 1, source.prompt_length - 1)
         self.states[target.id].take_from(self.states[source.id], source.tokens, length)
         if self.second:
             self.second.copy(source, target, length)
+        return length
 
     def drop(self, sequence: Sequence) -> None:
         self.states[sequence.id].drop()

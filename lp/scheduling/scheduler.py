@@ -275,8 +275,10 @@ class Scheduler:
         return [one for one in admitted if one not in waiting or one.num_computed] if waiting else admitted
 
     def _copy_prefix(self, source: TokenSequence, state: RequestState, length: int) -> None:
-        self.runner.copy(source, state.sequence, length)
-        state.reuse_prefix(length)
+        state.reuse_prefix(self.runner.copy(source, state.sequence, length))
+        if not state.num_computed:
+            self._without_prefix.add(state)
+            self._shares_with.pop(state, None)
 
     def next_turns(self, ready: Sequence[RequestState]) -> list[Turn]:
         """The turns of the next step, in the order of arrival; none if nobody of `ready` waits for one."""

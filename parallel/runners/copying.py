@@ -104,9 +104,11 @@ class CacheTransfer:
         self._arriving: dict[str, KVCache] = {}
 
     def length(self, sequence_id: str) -> int:
-        """How many tokens of a sequence are cached here; 0 if it is not open."""
+        """How many tokens of a sequence can be read here; 0 if it is not open, or if the model has recurrent layers,
+        whose states are not sent.
+        """
         state = self._inner.states.get(sequence_id)
-        return state.cache.length if state else 0
+        return state.cache.length if state and state.cache.states is None else 0
 
     @torch.inference_mode()
     def read(self, sequence_id: str, begin: int) -> tuple[int, bytes]:

@@ -60,6 +60,8 @@ class LookaheadParallel(ForwardRunner):
         self.num_parts = self.num_replicas if self.sharing.owners is None else 1
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
+        if inner.model.is_recurrent:
+            messages = None  # keys and values are of no use without the states of recurrent layers
         self.copying = Copying(inner, messages, channel.rank, ranks_per_replica) if messages is not None else None
         self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
@@ -72,10 +74,11 @@ class LookaheadParallel(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         self.inner.open(sequence)
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        self.inner.copy(source, target, length)
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
+        length = self.inner.copy(source, target, length)
         known = self._known[source.id].count(source.tokens)
         self._known[target.id].numbers = [min(number, length) for number in known]
+        return length
 
     @property
     def can_split(self) -> bool:
@@ -97,7 +100,7 @@ class LookaheadParallel(ForwardRunner):
         self.channel.compare(np.zeros(1, np.int32))
         taken = time.perf_counter() - begin
         if self._replica == 1:
-            self.inner.settled_cache(sequence).length = 0  # its memory stays, as that of a sequence that it follows
+            self.inner.settled_cache(sequence).shorten(0)  # its memory stays, as that of a sequence that it follows
         return taken
 
     def drop(self, sequence: Sequence) -> None:

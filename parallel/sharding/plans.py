@@ -7,6 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lp.model.exactness import UnsupportedArchitecture
+from lp.model.recurrent.kinds import is_family
+
 # By model type. Names of modules, in which * is the index of a layer, and how each is split (see slices.py).
 TENSOR: dict[str, dict[str, str]] = {
     "gpt2": {
@@ -33,6 +36,15 @@ PIPELINE: dict[str, dict[str, list[str]]] = {
         "lm_head": ["hidden_states"],
     },
 }
+
+
+def check_whole(config: PreTrainedConfig) -> None:
+    """Raises UnsupportedArchitecture for a model that only ranks that hold all of it can decode."""
+    if is_family(config):
+        name = (config.architectures or [config.model_type])[0]
+        raise UnsupportedArchitecture(
+            f"{name} has recurrent layers, which no plan splits among ranks; use parallel=lp, or parallel=single"
+        )
 
 
 def has_tensor_plan(config: PreTrainedConfig) -> bool:

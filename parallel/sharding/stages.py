@@ -23,7 +23,7 @@ from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
 from lp.model.quantization.model import empty_model
 from lp.model.quantization.quantize import Weights
-from parallel.sharding.plans import has_pipeline_plan, pipeline_plan
+from parallel.sharding.plans import check_whole, has_pipeline_plan, pipeline_plan
 from parallel.sharding.weights import fill
 
 _NUM_PLACEHOLDERS = 251
@@ -51,6 +51,7 @@ def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
 
     Raises ValueError if it has fewer layers than stages, or UnsupportedArchitecture if it has no plan.
     """
+    check_whole(config)
     text: Any = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
     if not has_pipeline_plan(config):

@@ -33,7 +33,7 @@ from lp.model.quantization.quantize import Weights
 from lp.model.quantization.weight import GROUP
 from parallel.comm.base import Collectives
 from parallel.errors import RankLost
-from parallel.sharding.plans import has_tensor_plan, tensor_plan
+from parallel.sharding.plans import check_whole, has_tensor_plan, tensor_plan
 from parallel.sharding.slices import (
     COLUMN,
     COLUMN_WHOLE_OUTPUT,
@@ -81,6 +81,7 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
     Raises ValueError if a rank would have no attention head, or UnsupportedArchitecture if the model has no plan.
     """
+    check_whole(config)
     name = (config.architectures or [config.model_type])[0]
     if not has_tensor_plan(config):
         raise UnsupportedArchitecture(f"{name} has no tensor-parallel plan; use parallel=lp, or parallel=single")

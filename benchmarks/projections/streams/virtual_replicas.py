@@ -78,9 +78,10 @@ class VirtualReplicas(ForwardRunner):
     def open(self, sequence: Sequence) -> None:
         assert sequence.id in self.texts
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
         known = self._known[source.id].count(source.tokens)
         self._known[target.id].numbers = [min(number, length) for number in known]
+        return length
 
     def drop(self, sequence: Sequence) -> None:
         self._known.pop(sequence.id, None)

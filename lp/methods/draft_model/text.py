@@ -75,12 +75,13 @@ class DraftText:
         if (cache := self._find_cache(text)) is None or cache.length != len(text) - 1:
             return False
         self._cache, self._held, self._last = cache, text[:-1], NO_ROWS
+        cache.hold()
         return True
 
     def end(self, tokens: Sequence[int]) -> None:
         """Ends it. The main model's cache has its own keys and values again, and no others; none if it was evicted."""
         if self._find_cache is not None:
-            self._cache.length = min(self._cache.length, len(tokens) - 1)
+            self._cache.shorten(min(self._cache.length, len(tokens) - 1))
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether the second model has weights for all tokens of the sequence."""
@@ -91,6 +92,7 @@ class DraftText:
     def num_missing(self, tokens: Sequence[int]) -> int:
         """Tokens before the last one that must be computed. What is held is brought to the sequence."""
         self._keep(list(tokens))
+        self._cache.hold()
         return len(tokens) - 1 - len(self._held)
 
     def feed(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
@@ -126,10 +128,10 @@ class DraftText:
         if held[:most] != path[:most]:
             most = next(place for place in range(most) if held[place] != path[place])
         if most < len(held):
-            held, self._last, cache.length = held[:most], NO_ROWS, most
-        rows = self._last.path_along(path[most:-1])
-        cache.keep(rows)
-        self._held, self._last = [*held, *path[most : most + len(rows)]], NO_ROWS
+            cache.shorten(most)
+            self._last = NO_ROWS
+        cache.keep(self._last.path_along(path[cache.length : -1]))
+        self._held, self._last = path[: cache.length], NO_ROWS
 
 
 def tree_of(growth: Growth, numbers: Sequence[int]) -> TokenTree:

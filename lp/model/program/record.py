@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from lp.model.attention import Step
 from lp.model.kernels import LayerAttention
+from lp.model.recurrent.base import RecurrentLayer
 
 
 class Inexpressible(ValueError):
@@ -105,3 +106,6 @@ class RecordedStep(Step):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
         shape = 1, query.shape[2], query.shape[1], value.shape[3]
         return self.recorder.note("attention", (query, key, value, layer - self.first_layer, how), shape, query.dtype)
+
+    def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
+        return self.recorder.note("recurrence", (*inputs,), (len(inputs[0]), *layer.shape), inputs[0].dtype)

@@ -17,6 +17,8 @@ FEW_ROWS, MORE_ROWS = 5, 7
 
 def translate(model: CausalModel, num_rows: int) -> Program:
     """Raises Inexpressible for a model that is no program over rows."""
+    if model.is_recurrent:
+        raise Inexpressible("it has recurrent layers")
     return Lowering(_record(model, num_rows)).run()
 
 

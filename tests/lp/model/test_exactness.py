@@ -76,7 +76,6 @@ def test_a_layer_without_tree_attention_is_found(checkpoint_folder: Callable[[st
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM .* in 0 of its 2 layers; the others would see"),
         ("mamba", {}, "MambaForCausalLM has layers of type linear_attention; only full_attention and"),
         ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, "JambaForCausalLM has layers of type"),
-        ("qwen3_next", {}, "Qwen3NextForCausalLM has layers of type linear_attention"),
         ("llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 64}, "layers of type chunked_attention"),
         ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "its attention uses s_aux"),
         ("bert", {"is_decoder": False}, "other logits for a token tree"),

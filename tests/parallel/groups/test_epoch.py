@@ -84,9 +84,15 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
 
 
 def check_survivors(
-    kinds: Kinds, exchange: str, num_ranks: int, victim: int, num_steps: int, checkpoint_folder: Callable[[str], Path]
+    kinds: Kinds,
+    exchange: str,
+    num_ranks: int,
+    victim: int,
+    num_steps: int,
+    checkpoint_folder: Callable[[str], Path],
+    architecture: str = "llama",
 ) -> None:
-    folder = str(checkpoint_folder("llama"))
+    folder = str(checkpoint_folder(architecture))
     alone = Engine.from_pretrained(folder, device="cpu")
     expected = {}
     for request in requests_of(alone, kinds):

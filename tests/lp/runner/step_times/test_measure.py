@@ -52,7 +52,7 @@ class Machine(Runner):
     def abandon(self) -> None:
         pass
 
-    def copy(self, source: Sequence, target: Sequence, length: int) -> None:
+    def copy(self, source: Sequence, target: Sequence, length: int) -> int:
         raise AssertionError("nothing is used again")
 
     def drop(self, sequence: Sequence) -> None:

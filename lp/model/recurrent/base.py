@@ -1,0 +1,234 @@
+"""What recurrent layers of all kinds share: how the rows of a tree follow each other, convolutions, and the walk.
+
+The state of a row is that of its parent, advanced by the row; the first rows follow the cached tokens. All rows of a
+piece are computed together, as the sum over the tokens before a row is a sum over its ancestors: a matrix product with
+the relation between rows as its mask, as in attention.
+
+    R rows of a step, N rows of a piece, C channels of a convolution and K its width, H heads,
+    D dimension of a key, E dimension of a value
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lp.kv_cache.recurrent import RecurrentStates, State
+from lp.platform.hardware import upload
+
+# The most rows of a piece of a prompt.
+MOST_ROWS = 64
+
+
+class Paths:
+    """How the rows of a piece follow each other. parents: [N] row of each parent; -1 is what came before the piece.
+
+    visibility: [N, N] bool; a row sees its ancestors and itself.
+    """
+
+    def __init__(self, parents: np.ndarray, visibility: Tensor):
+        self.parents, self.visibility = parents, visibility
+        self._windows: dict[int, Tensor] = {}
+
+    def windows(self, width: int) -> Tensor:
+        """int64 [width, N]: for each row itself and the `width - 1` inputs before it, the earliest first, as places
+        among the last `width - 1` inputs before the piece and the piece's own.
+        """
+        if width not in self._windows:
+            num_before = width - 1
+            before = np.concatenate([np.arange(-1, num_before - 1), num_before + self.parents])
+            places = [np.arange(num_before, num_before + len(self.parents))]
+            for _ in range(num_before):
+                places.append(before[places[-1]])
+            self._windows[width] = upload(np.stack(places[::-1]), self.visibility.device)
+        return self._windows[width]
+
+    @cached_property
+    def strict(self) -> Tensor:
+        """[N, N] bool: a row sees its ancestors."""
+        return self.visibility & ~torch.eye(len(self.visibility), dtype=torch.bool, device=self.visibility.device)
+
+
+class Piece(NamedTuple):
+    """Rows [begin, end) of a step. is_snapshot: whether the state before them is to be kept."""
+
+    begin: int
+    end: int
+    paths: Paths
+    is_snapshot: bool
+
+
+def split(
+    parents: np.ndarray, visibility: Tensor, num_cached: int, num_certain: int, states: RecurrentStates
+) -> list[Piece]:
+    """The pieces of a step, all but the last of which are chains.
+
+    num_certain: how many first rows are a chain that is part of the sequence. They are split where snapshots are made,
+    and so that no piece of a prompt is large.
+    """
+    snapshots = {stop - num_cached for stop in states.stops(num_cached, num_cached + num_certain)}
+    first = MOST_ROWS - num_cached % MOST_ROWS
+    ends = sorted(snapshots | set(range(first, num_certain, MOST_ROWS)))
+    bounds = [0, *ends, len(parents)]
+    return [
+        Piece(begin, end, Paths(parents[begin:end] - begin, visibility[begin:end, begin:end]), begin in snapshots)
+        for begin, end in pairwise(bounds)
+    ]
+
+
+@dataclass
+class Factors:
+    """What advances a layer's state by rows of a piece. inputs: [N, C] of the convolution. keys, values: [H, N, D] and
+    [H, N, E], whose products are added to the matrix, and sums: [N, H] float64, the sum of each row's decays and its
+    ancestors'; None in a layer that has no matrix.
+    """
+
+    inputs: Tensor
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    sums: Tensor | None = None
+
+    def advance(self, state: State, rows: Sequence[int] | slice, parent: int) -> State:
+        """The state after `rows`, a part of a path, where `state` is that after `parent`, the first row's parent."""
+        last_inputs = torch.cat([state[0], self.inputs[rows]])[-len(state[0]) :]
+        if self.keys is None or self.values is None or self.sums is None:
+            return (last_inputs,)
+        sums = self.sums[rows]
+        whole = (sums[-1] - self.sums[parent] if parent >= 0 else sums[-1]).exp().to(state[1].dtype)
+        left = (sums[-1] - sums).exp().to(state[1].dtype).T[..., None]
+        added = (self.keys[:, rows] * left).transpose(1, 2) @ self.values[:, rows]
+        return last_inputs, state[1] * whole[:, None, None] + added
+
+
+@dataclass
+class PieceStates:
+    """What a step leaves of one layer: see StepStates. factors: of the last piece, which begins at row `begin`."""
+
+    begin: int
+    paths: Paths
+    factors: Factors
+    passed: dict[int, State] = field(default_factory=dict)
+
+    def replay(self, state: State, rows: Sequence[int]) -> State:
+        own = [row - self.begin for row in rows]
+        return self.factors.advance(state, own, int(self.paths.parents[own[0]]))
+
+
+class RecurrentStep(Protocol):
+    """A step that has recurrent layers."""
+
+    def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
+        """Computes what a layer's rows read of their states. inputs: [R, ...] each, for `RecurrentLayer.run`."""
+        ...
+
+
+class RecurrentLayer(nn.Module, ABC):
+    """Takes the place of a layer of a transformers model, and computes the same with its weights: for the rows of a
+    step, or by the layer itself where the forward has no step.
+
+    index: of the layer in the model.
+    """
+
+    def __init__(self, mixer: nn.Module, index: int):
+        super().__init__()
+        self.mixer: Any = mixer
+        self.index = index
+
+    def forward(self, hidden_states: Tensor, step: RecurrentStep | None = None, **others) -> Tensor:
+        """hidden_states: [1, R, hidden], and so is the result."""
+        if step is None:
+            return self.mixer(hidden_states, **others)
+        return self.compute(hidden_states[0], step)[None]
+
+    @abstractmethod
+    def compute(self, hidden: Tensor, step: RecurrentStep) -> Tensor:
+        """[R, hidden] -> [R, hidden], with what the step gives for the rows' inputs."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what one row reads of its state."""
+
+    @abstractmethod
+    def begin(self, like: Tensor) -> State:
+        """The state before the first token. like: a tensor in the model's format, on its device."""
+
+    @abstractmethod
+    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
+        """What the rows of a piece read of their states, [N, ...], and what advances the state by them.
+
+        state: before the piece. inputs: [N, ...] each.
+        """
+
+
+def walk(layer: RecurrentLayer, states: RecurrentStates, pieces: list[Piece], inputs: Sequence[Tensor]) -> Tensor:
+    """Runs the rows of one sequence through a layer. Returns what they read of their states, [R, ...].
+
+    states: of the sequence. pieces: all rows of its step.
+    """
+    state = states.state(layer.index) or layer.begin(inputs[0])
+    passed, outputs = {0: state}, list[Tensor]()
+    for piece in pieces:
+        output, factors = layer.run(state, [one[piece.begin : piece.end] for one in inputs], piece.paths)
+        outputs.append(output)
+        if piece is pieces[-1]:
+            if piece.begin:
+                passed[piece.begin] = state
+            states.note(layer.index, PieceStates(piece.begin, piece.paths, factors, passed))
+        else:
+            if piece.is_snapshot:
+                passed[piece.begin] = state
+            state = factors.advance(state, slice(None), -1)
+    return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def convolve(before: Tensor, inputs: Tensor, convolution: nn.Conv1d, paths: Paths) -> Tensor:
+    """A causal convolution of each channel by itself along each row's path: [N, C].
+
+    before: [K - 1, C] the last inputs before the piece.
+    """
+    taps, every = convolution.weight[:, 0].T.float(), torch.cat([before, inputs]).float()
+    windows = paths.windows(len(taps))
+    result = every[windows[0]] * taps[0]
+    for tap, window in zip(taps[1:], windows[1:], strict=True):
+        result += every[window] * tap
+    if convolution.bias is not None:
+        result += convolution.bias
+    return result.to(inputs.dtype)
+
+
+class Decays:
+    """How much of what a row has added is left after each of its descendants.
+
+    sums: see Factors. left: [H, N, N] what is left after row i of what row j has added; 0 unless i sees j. whole:
+    [H, N, 1] what is left after each row of the state before the piece.
+    """
+
+    def __init__(self, logs: Tensor, paths: Paths):
+        """logs: [N, H] float32, the logarithm of each row's decay."""
+        # The difference of two long sums would lose too much in float32.
+        self.sums = paths.visibility.double() @ logs.double()
+        sums = self.sums.T
+        between = (sums[:, :, None] - sums[:, None, :]).masked_fill(~paths.visibility, float("-inf"))
+        self.left = between.exp().float()
+        self.whole = sums.exp().float()[..., None]
+
+
+def read(queries: Tensor, keys: Tensor, values: Tensor, matrix: Tensor, decays: Decays) -> Tensor:
+    """What queries [H, N, D] read of their rows' matrices: [H, N, E]. matrix: [H, D, E] before the piece."""
+    of_rows = (queries @ keys.transpose(1, 2) * decays.left) @ values
+    return of_rows + (queries @ matrix) * decays.whole
+
+
+def by_head(tensor: Tensor, num_heads: int, num_repeats: int = 1) -> Tensor:
+    """[N, heads * D] -> float32 [heads * repeats, N, D], each head repeated for as many neighbours."""
+    heads = tensor.unflatten(1, (num_heads, -1)).float()
+    return (heads.repeat_interleave(num_repeats, dim=1) if num_repeats > 1 else heads).transpose(0, 1)

@@ -1,0 +1,111 @@
+"""Gated DeltaNet (arXiv 2412.06464): each token replaces what the matrix says of its key by its own value.
+
+see base.py; H heads of values, which may be several for each head of keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers.activations import ACT2FN
+
+from lp.kv_cache.recurrent import State
+from lp.model.recurrent.base import Decays, Factors, Paths, RecurrentLayer, RecurrentStep, by_head, convolve, read
+
+
+class Projected(NamedTuple):
+    """mixed: [R, C] queries, keys and values before the convolution. gate: [R, H * E]. rates, times: [R, H]."""
+
+    mixed: Tensor
+    gate: Tensor
+    rates: Tensor
+    times: Tensor
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """Its state is the last inputs of the convolution [K - 1, C] and the matrix [H, D, E]. With one projection for
+    queries, keys and values, as in Qwen3.5.
+    """
+
+    def __init__(self, mixer: nn.Module, index: int):
+        super().__init__(mixer, index)
+        self.activate = ACT2FN[self.mixer.activation]
+
+    def project(self, hidden: Tensor) -> Projected:
+        mixer = self.mixer
+        return Projected(
+            mixer.in_proj_qkv(hidden), mixer.in_proj_z(hidden), mixer.in_proj_b(hidden).sigmoid(),
+            mixer.in_proj_a(hidden),
+        )  # fmt: skip
+
+    def finish(self, read: Tensor, gate: Tensor) -> Tensor:
+        """read, gate: [R, H, E]."""
+        return self.mixer.out_proj(self.mixer.norm(read, gate).flatten(1))
+
+    def compute(self, hidden: Tensor, step: RecurrentStep) -> Tensor:
+        mixed, gate, rates, times = self.project(hidden)
+        logs = -self.mixer.A_log.float().exp() * softplus(times.float() + self.mixer.dt_bias)
+        found = step.recur(self, [mixed, logs, rates])
+        return self.finish(found, gate.view(found.shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mixer.num_v_heads, self.mixer.head_v_dim
+
+    def begin(self, like: Tensor) -> State:
+        mixer = self.mixer
+        inputs = like.new_zeros(mixer.conv_kernel_size - 1, mixer.conv_dim)
+        return inputs, like.new_zeros(mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim, dtype=torch.float32)
+
+    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
+        mixer, (mixed, logs, rates), matrix = self.mixer, inputs, state[1]
+        convolved = self.activate(convolve(state[0], mixed, mixer.conv1d, paths))
+        sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
+        num_repeats = mixer.num_v_heads // mixer.num_k_heads
+        query, key, value = convolved.split(sizes, dim=1)
+        queries = _normalised(by_head(query, mixer.num_k_heads, num_repeats)) * mixer.head_k_dim**-0.5
+        keys = _normalised(by_head(key, mixer.num_k_heads, num_repeats))
+        values, decays = by_head(value, mixer.num_v_heads), Decays(logs, paths)
+        # What a row adds is what its value differs from what its parent's state says of its key. That is a system of
+        # equations, in which a row depends on its ancestors alone.
+        rate = rates.float().T[..., None]
+        overlaps = (keys @ keys.transpose(1, 2) * decays.left * rate).masked_fill(~paths.strict, 0.0)
+        differences = (values - keys @ matrix * decays.whole) * rate
+        added = torch.linalg.solve_triangular(overlaps, differences, upper=False, unitriangular=True)
+        found = read(queries, keys, added, matrix, decays)
+        return found.transpose(0, 1).to(mixed.dtype), Factors(mixed, keys, added, decays.sums)
+
+
+class InterleavedDeltaNet(GatedDeltaNet):
+    """With projections whose outputs are grouped by heads of keys, as in Qwen3-Next."""
+
+    def project(self, hidden: Tensor) -> Projected:
+        mixer = self.mixer
+        query, key, value, gate, rates, times = mixer.fix_query_key_value_ordering(
+            mixer.in_proj_qkvz(hidden[None]), mixer.in_proj_ba(hidden[None])
+        )
+        mixed = torch.cat([part[0].flatten(1) for part in (query, key, value)], dim=1)
+        return Projected(mixed, gate[0], rates[0].sigmoid(), times[0])
+
+
+class SeparateDeltaNet(GatedDeltaNet):
+    """With a projection for each input, as in OLMo Hybrid."""
+
+    def project(self, hidden: Tensor) -> Projected:
+        mixer = self.mixer
+        mixed = torch.cat([mixer.q_proj(hidden), mixer.k_proj(hidden), mixer.v_proj(hidden)], dim=1)
+        rates = mixer.b_proj(hidden).sigmoid()
+        return Projected(
+            mixed, mixer.g_proj(hidden), rates * 2.0 if mixer.allow_neg_eigval else rates, mixer.a_proj(hidden)
+        )
+
+    def finish(self, read: Tensor, gate: Tensor) -> Tensor:
+        return self.mixer.o_proj(self.mixer.o_norm(read, gate).flatten(1))
+
+
+def _normalised(vectors: Tensor) -> Tensor:
+    return vectors * torch.rsqrt((vectors * vectors).sum(dim=-1, keepdim=True) + 1e-6)

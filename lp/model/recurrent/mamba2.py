@@ -1,0 +1,66 @@
+"""Mamba-2 (arXiv 2405.21060): each token decays the matrix, and adds the product of its input and its key.
+
+see base.py; D dimension of the state, E dimension of a head, H heads, which are several for each group of keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from lp.kv_cache.recurrent import State
+from lp.model.recurrent.base import Decays, Factors, Paths, RecurrentLayer, RecurrentStep, by_head, convolve, read
+
+
+class Mamba2(RecurrentLayer):
+    """Its state is the last inputs of the convolution [K - 1, C] and the matrix [H, D, E]."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return self.mixer.in_proj(hidden)
+
+    def gated(self, read: Tensor, gate: Tensor) -> Tensor:
+        """read, gate: [R, H * E]."""
+        return self.mixer.norm(read, gate)
+
+    def compute(self, hidden: Tensor, step: RecurrentStep) -> Tensor:
+        mixer = self.mixer
+        sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+        gate, mixed, times = self.project(hidden).split(sizes, dim=1)
+        found = step.recur(self, [mixed, times])
+        return mixer.out_proj(self.gated(found, gate).to(hidden.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.mixer.intermediate_size,)
+
+    def begin(self, like: Tensor) -> State:
+        mixer = self.mixer
+        inputs = like.new_zeros(mixer.conv_kernel_size - 1, mixer.conv_dim)
+        return inputs, like.new_zeros(mixer.num_heads, mixer.ssm_state_size, mixer.head_dim, dtype=torch.float32)
+
+    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
+        mixer, (mixed, times), matrix = self.mixer, inputs, state[1]
+        convolved = mixer.act(convolve(state[0], mixed, mixer.conv1d, paths))
+        size = mixer.n_groups * mixer.ssm_state_size
+        value, key, query = convolved.split([mixer.intermediate_size, size, size], dim=1)
+        num_repeats = mixer.num_heads // mixer.n_groups
+        keys, queries = (by_head(part, mixer.n_groups, num_repeats) for part in (key, query))
+        values = by_head(value, mixer.num_heads)
+        times = softplus(times + mixer.dt_bias).clamp(*mixer.time_step_limit).float()
+        decays = Decays(-mixer.A_log.float().exp() * times, paths)
+        added = values * times.T[..., None]
+        found = read(queries, keys, added, matrix, decays) + values * mixer.D[:, None, None]
+        return found.transpose(0, 1).flatten(1), Factors(mixed, keys, added, decays.sums)
+
+
+class ScaledMamba2(Mamba2):
+    """With factors before and after the projection, and a norm that may be left out, as in Falcon-H1."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return self.mixer.in_proj(hidden * self.mixer.ssm_in_multiplier) * self.mixer.mup_vector[0]
+
+    def gated(self, read: Tensor, gate: Tensor) -> Tensor:
+        return self.mixer.norm(read, gate) if self.mixer.mamba_rms_norm else read * silu(gate)
