@@ -92,7 +92,17 @@ _SIZES: list[tuple[int, str]] = [
 ]
 SIZES = {name: size for size, names in _SIZES for name in names.split()}
 _TO_WIDTH = {"adapter_in_dim": _WIDTH, "adapter_input_size": _WIDTH, "adapter_out_dim": _WIDTH}
-_DOTS3 = {"num_key_value_heads": _HEADS}
+_DOTS3 = {
+    "num_key_value_heads": _HEADS,
+    "swa_num_attention_heads": _HEADS,
+    "swa_num_key_value_heads": _HEADS,
+    "swa_head_dim": 2 * _HEAD_DIM,
+    "swa_q_lora_rank": 16,
+    "swa_kv_lora_rank": 24,
+    "swa_qk_nope_head_dim": _HEAD_DIM,
+    "swa_qk_rope_head_dim": _HEAD_DIM,
+    "swa_v_head_dim": _HEAD_DIM,
+}
 _GEMMA4 = {"global_head_dim": 2 * _HEAD_DIM}
 _QWEN4 = {
     "indexer_n_heads": 2,
