@@ -31,6 +31,7 @@ def main() -> None:
         "--page", type=Path, default=PAGE, help="the page with the table (default docs/reference/models.md)"
     )
     parser.add_argument("--limit-s", type=float, default=600.0, help="most seconds for a family (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="compile, split and quantise nothing")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.families) - set(FAMILIES)):
         parser.error(f"transformers has no causal language model of type {', '.join(unknown)}")
@@ -39,17 +40,17 @@ def main() -> None:
     results = {name: one for name, one in read_results(arguments.page).items() if name in FAMILIES}
     tried = list(dict.fromkeys(arguments.families)) or FAMILIES
     for name in progress(tried, "families", unit="family"):
-        results[name] = try_family(name, arguments.limit_s)
+        results[name] = try_family(name, arguments.limit_s, arguments.quick)
         write_results(arguments.page, results)
         print(f"{name}: {results[name].decoding} {results[name].reason}", flush=True)
     if faults := [name for name in tried if results[name].decoding in ("wrong", "crash")]:
         raise SystemExit(f"wrong or crashed: {', '.join(faults)}")
 
 
-def try_family(name: str, limit_s: float) -> FamilyResult:
+def try_family(name: str, limit_s: float, is_quick: bool = False) -> FamilyResult:
     """What is found for a family, in a process of its own, which may crash or hang."""
     try:
-        return call_in_processes([partial(check_family, name)], limit_s)[0]
+        return call_in_processes([partial(check_family, name, is_quick)], limit_s)[0]
     except ProcessEnded as error:
         return FamilyResult(name, "crash", reason=str(error))
 

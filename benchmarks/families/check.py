@@ -1,5 +1,4 @@
-"""Tries one family: whether it loads, decodes the tokens of `generate`, and can be split and quantised.
-"""
+"""Tries one family: whether it loads, decodes the tokens of `generate`, and can be split and quantised."""
 
 from __future__ import annotations
 
@@ -44,13 +43,11 @@ class FamilyResult:
     """What was found for a family, in the words of the table.
 
     decoding: trees, plain, refused, wrong, crash, or none where transformers itself cannot make or run the tiny model.
-    methods: those whose texts were compared. forward: native or eager. tp, pp, int8: yes or no. reason: why it is not
-    all that it might be.
+    forward: native or eager. tp, pp, int8: yes or no. reason: why it is not all that it might be.
     """
 
     name: str
     decoding: str
-    methods: str = ""
     forward: str = ""
     tp: str = ""
     pp: str = ""
@@ -58,8 +55,11 @@ class FamilyResult:
     reason: str = ""
 
 
-def check_family(name: str) -> FamilyResult:
-    """Makes the family's tiny model and tries all that a row of the table says."""
+def check_family(name: str, is_quick: bool = False) -> FamilyResult:
+    """Makes the family's tiny model and tries all that a row of the table says.
+
+    is_quick: whether nothing is compiled, split or quantised.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -68,7 +68,7 @@ def check_family(name: str) -> FamilyResult:
             expected = [_generate(model, prompt) for prompt in make_prompts()]
         except Exception as error:
             return FamilyResult(name, "none", reason=f"transformers: {_described(error)}")
-        return _try_folder(name, path, expected)
+        return _try_folder(name, path, expected, is_quick)
 
 
 def make_prompts() -> list[list[int]]:
@@ -83,27 +83,38 @@ def _generate(model: Any, prompt: list[int]) -> list[int]:
     return generate_tokens(model, prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
 
 
-def _try_folder(name: str, path: str, expected: list[list[int]]) -> FamilyResult:
-    forward, reason = "native", ""
+def _try_folder(name: str, path: str, expected: list[list[int]], is_quick: bool) -> FamilyResult:
     try:
-        try:
-            engine = _engine(ModelSettings(path, device="cpu", compile=CompileMode.on))
-        except ValueError as error:
-            forward, reason = "eager", _described(error)
-            engine = _engine(ModelSettings(path, device="cpu", compile=CompileMode.off))
+        engine = _engine(ModelSettings(path, device="cpu"))
         if fault := _find_fault(engine, METHODS, expected):
-            return FamilyResult(name, "wrong", forward=forward, reason=fault)
+            return FamilyResult(name, "wrong", reason=fault)
     except ValueError as error:
         return FamilyResult(name, "refused", reason=_described(error))
     except Exception as error:
         return FamilyResult(name, "crash", reason=_described(error))
-    tp, why_no_tp = _try_ranks(path, "tp", expected)
-    pp, why_no_pp = _try_ranks(path, "pp", expected)
-    int8, why_no_int8 = _try_int8(path)
-    reasons = [reason, *(f"{what}: {why}" for what, why in (("tp", why_no_tp), ("pp", why_no_pp)) if why)]
-    reasons += [f"int8: {why_no_int8}"] if why_no_int8 else []
-    methods = ", ".join(method.method for method in METHODS)
-    return FamilyResult(name, "trees", methods, forward, tp, pp, int8, "; ".join(filter(None, reasons)))
+    plain = engine.checkpoint.plain
+    result = FamilyResult(name, "plain" if plain else "trees", reason=plain)
+    if is_quick:
+        return result
+    result.forward, result.tp, result.pp = "eager", NO, NO
+    result.int8, *reasons = _try_int8(path)
+    if not plain:
+        result.forward, why_not_native = _try_native(path, expected)
+        result.tp, why_no_tp = _try_ranks(path, "tp", expected)
+        result.pp, why_no_pp = _try_ranks(path, "pp", expected)
+        reasons += [why_not_native, why_no_tp, why_no_pp]
+    result.reason = "; ".join(filter(None, [plain, *reasons]))
+    return result
+
+
+def _try_native(path: str, expected: list[list[int]]) -> tuple[str, str]:
+    """Which forward runs where compiling is wanted, and why it is not the native one, or what is wrong with that."""
+    try:
+        fault = _find_fault(_engine(ModelSettings(path, device="cpu", compile=CompileMode.on)), METHODS, expected)
+    except ValueError as error:
+        reason = _described(error).removeprefix("model.compile=on: ").removesuffix("; use model.compile=off")
+        return "eager", f"native: {reason}"
+    return ("wrong", f"native: {fault}") if fault else ("native", "")
 
 
 def _engine(settings: ModelSettings) -> Engine:
@@ -134,7 +145,7 @@ def _try_ranks(path: str, axis: str, expected: list[list[int]]) -> tuple[str, st
         lambda rank=rank: _serve_as_rank(path, axis, rank, store.port, expected) for rank in range(2)
     ]
     faults = [found for found in call_in_processes(calls, LIMIT_S) if found]
-    return (NO, faults[0]) if faults else (YES, "")
+    return (NO, f"{axis}: {faults[0]}") if faults else (YES, "")
 
 
 def _serve_as_rank(path: str, axis: str, rank: int, port: int, expected: list[list[int]]) -> str:
@@ -156,8 +167,8 @@ def _try_int8(path: str) -> tuple[str, str]:
         engine = _engine(ModelSettings(path, device="cpu", weights=Weights.int8))
         texts = [[_decode(engine, method, prompt) for prompt in make_prompts()] for method in (METHODS[0], METHODS[2])]
     except Exception as error:
-        return NO, _described(error)
-    return (YES, "") if texts[0] == texts[1] else (NO, "methods give different texts")
+        return NO, f"int8: {_described(error)}"
+    return (YES, "") if texts[0] == texts[1] else (NO, "int8: methods give different texts")
 
 
 def _described(error: Exception) -> str:

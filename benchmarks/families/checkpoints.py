@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -135,6 +135,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
+    "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}},
+    "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},
     "qwen4_exp": {"text_config": _QWEN4},
     "qwen4_exp_text": _QWEN4,
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
@@ -142,10 +144,14 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 
 
 def save_family(family: str, folder: Path, seed: int = 0) -> Path:
-    """Writes the tiny checkpoint of a family and returns its folder. Raises what the family's own code raises."""
+    """Writes the tiny checkpoint of a family and returns its folder. Raises what the family's own code raises.
+
+    family: one of FAMILIES, or a model type that reads images as well.
+    """
+    kind = AutoModelForCausalLM if family in FAMILIES else AutoModelForImageTextToText
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(make_config(family), dtype=torch.float32, attn_implementation="eager")
+        model = kind.from_config(make_config(family), dtype=torch.float32, attn_implementation="eager")
     spread_weights(model, seed)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
     model.save_pretrained(folder)

@@ -15,7 +15,7 @@ from benchmarks.families.check import FamilyResult
 from benchmarks.shared.report import markdown_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
-COLUMNS = ("family", "decoding", "methods", "forward", "tp 2", "pp 2", "int8", "what is in the way")
+COLUMNS = ("family", "decoding", "forward", "tp 2", "pp 2", "int8", "what is in the way")
 _PLACE = re.compile(
     r"(?<=^<!-- families: begin \(python -m benchmarks\.families\) -->\n).*?(?=^<!-- families: end -->$)", re.M | re.S
 )
