@@ -37,7 +37,8 @@ def main() -> None:
         parser.error(f"transformers has no causal language model of type {', '.join(unknown)}")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    results = {name: one for name, one in read_results(arguments.page).items() if name in FAMILIES}
+    known = read_results(arguments.page)
+    results = {name: known.get(name, FamilyResult(name, "untried")) for name in FAMILIES}
     tried = list(dict.fromkeys(arguments.families)) or FAMILIES
     for name in progress(tried, "families", unit="family"):
         results[name] = try_family(name, arguments.limit_s, arguments.quick)

@@ -42,7 +42,7 @@ YES, NO = "yes", "no"
 class FamilyResult:
     """What was found for a family, in the words of the table.
 
-    decoding: trees, plain, refused, wrong, crash, or none where transformers itself cannot make or run the tiny model.
+    decoding: trees, plain, refused, wrong or crash; none where transformers itself cannot make or run the tiny model.
     forward: native or eager. tp, pp, int8: yes or no. reason: why it is not all that it might be.
     """
 

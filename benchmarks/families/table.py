@@ -28,6 +28,7 @@ KINDS = {
     "wrong": "other tokens than `generate`",
     "crash": "an error that is no message for a user",
     "none": "transformers itself does not make or run a tiny model of text",
+    "untried": "not tried yet",
 }
 
 

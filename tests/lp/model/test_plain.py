@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from benchmarks.families.checkpoints import save_family
 from lp import Auto, Autoregressive, Beam, BestOf, Engine, Lookahead, PromptLookup, Sampling, Stopping
 from lp.kv_cache.cache import PAGE
-from lp.model.checkpoint import ModelSettings, load
+from lp.model.checkpoint import Invariance, ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.errors import CheckpointError
 from lp.model.exactness import UnsupportedArchitecture
@@ -135,7 +135,7 @@ def test_what_needs_trees_is_refused_with_the_reason(folder_of: Callable[[str], 
         engine.generate(PROMPTS[0], decode=Beam(), stopping=Stopping(4))
     for settings, remedy in (
         ({"compile": CompileMode.on}, "model.compile=on: use model.compile=auto"),
-        ({"invariant": "on"}, "model.invariant=on: use model.invariant=auto"),
+        ({"invariant": Invariance.on}, "model.invariant=on: use model.invariant=auto"),
     ):
         with pytest.raises(UnsupportedArchitecture, match=remedy):
             load(ModelSettings(str(folder_of("mamba")), device="cpu", **settings))  # type: ignore[arg-type]
