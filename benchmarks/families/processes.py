@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,7 +24,8 @@ class ProcessEnded(RuntimeError):
 
 def call_in_processes(functions: Sequence[Callable[[], T]], limit_s: float) -> list[T]:
     """The functions' results. Raises ProcessEnded if a process ends without one, or all need more than `limit_s`."""
-    processes, receivers = [], []
+    processes: list[BaseProcess] = []
+    receivers: list[Connection] = []
     deadline = time.monotonic() + limit_s
     try:
         for function in functions:
@@ -35,8 +38,7 @@ def call_in_processes(functions: Sequence[Callable[[], T]], limit_s: float) -> l
         return [_receive(receiver, deadline, limit_s) for receiver in receivers]
     finally:
         for process in processes:
-            _end(process.pid)
-            process.join()
+            _end(process)
 
 
 def _call(function: Callable[[], T], sender: Connection) -> None:
@@ -53,10 +55,10 @@ def _receive(receiver: Connection, deadline: float, limit_s: float) -> T:
         raise ProcessEnded("its process ended without a result") from None
 
 
-def _end(pid: int | None) -> None:
+def _end(process: BaseProcess) -> None:
     """Ends a process and those that it has started."""
-    assert pid is not None
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        os.kill(pid, signal.SIGKILL) if os.path.exists(f"/proc/{pid}") else None
+    assert process.pid is not None
+    with suppress(ProcessLookupError):  # it has ended, or has no group of its own yet
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
