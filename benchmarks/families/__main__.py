@@ -1,4 +1,4 @@
-"""Tries every family of causal language models that transformers has, and writes the table of supported models.
+"""Tries every causal language model family of transformers, and writes their table.
 
     python -m benchmarks.families              tries all families (about half an hour on two cores)
     python -m benchmarks.families llama mamba  tries these, and leaves the others' rows as they are

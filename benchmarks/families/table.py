@@ -35,7 +35,8 @@ KINDS = {
 def read_results(page: Path) -> dict[str, FamilyResult]:
     """The results in a page's table, by family."""
     found = {}
-    for row in _ROW.finditer(page.read_text(encoding="utf-8")):
+    _, _, table = page.read_text(encoding="utf-8").partition(f"\n| {COLUMNS[0]} ")
+    for row in _ROW.finditer(table):
         name, *cells = (cell.strip() for cell in re.split(r"(?<!\\)\|", row[0].strip("|")))
         found[name.strip("`")] = FamilyResult(name.strip("`"), *(cell.replace("\\|", "|") for cell in cells))
     return found
