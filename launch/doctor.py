@@ -2,9 +2,10 @@
 
     python launch/doctor.py
     python launch/doctor.py model=smollm2 parallel.ranks=2 json=true
+    python launch/doctor.py model.path=FOLDER load=false
 
-It measures memory, links between GPUs and exchanges between ranks in a few seconds, and loads the model as the other
-commands do. Exit code 0, or 1 if something is there that does not work.
+It measures memory, links between GPUs and exchanges between ranks in a few seconds, says what the model needs, and
+loads it as the other commands do, unless load=false. Exit code 0, or 1 if something is there that does not work.
 """
 
 from __future__ import annotations
@@ -22,25 +23,35 @@ import lp
 from launch.config import engine_settings, process
 from launch.config.engine_settings import num_ranks
 from launch.config.runtime import RuntimeSettings
-from launch.diagnostics import choices, findings, links, machine, software
+from launch.diagnostics import choices, findings, links, machine, model, software
 from launch.diagnostics.findings import Finding
 from parallel.mesh import is_rank
 
 
 @dataclass
 class DoctorSettings(RuntimeSettings):
-    """The settings of the program, in addition to those of every program. json: print one JSON object."""
+    """The settings of the program, in addition to those of every program.
+
+    json: print one JSON object. load: whether the model is loaded; without, nothing of its weights is read.
+    """
 
     json: bool = False
+    load: bool = True
 
 
 def examine(settings: DoctorSettings) -> Iterator[Finding]:
     """Everything that can be found out, in the order in which it is shown."""
-    yield from machine.inspect()
+    bytes_per_s = None
+    for finding in machine.inspect():
+        yield finding
+        if finding.name == machine.MEMORY_SPEED:
+            bytes_per_s = finding.value
     yield from links.between_gpus()
     yield from links.between_ranks(max(2, num_ranks(settings.parallel)))
     yield from software.inspect()
-    yield from choices.inspect(settings)
+    yield from model.inspect(settings, bytes_per_s)
+    if settings.load:
+        yield from choices.inspect(settings)
     yield from software.caches()
 
 

@@ -191,6 +191,13 @@ class DecodingMethod(ABC):
     def check_model(self, model: ModelTraits) -> None:  # noqa: B027
         """Raises ValueError if the method needs what the model does not have."""
 
+    def without_trees(self, plain: DecodingMethod) -> DecodingMethod | None:
+        """What gives the same text on a model whose steps have one token each; None if nothing does.
+
+        plain: autoregressive decoding.
+        """
+        return plain if self.tells_steps and not self.lossy else None
+
     def check_request(self, request: Request) -> None:  # noqa: B027
         """Raises ValueError for the first setting of a complete request that the method does not take."""
 

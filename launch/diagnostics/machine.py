@@ -14,7 +14,7 @@ from launch.diagnostics.findings import Finding
 from launch.sweep.ranks import usable_cores
 from lp.platform.hardware import forced_tf32, processor_name, why_no_gpu
 
-SECTION = "machine"
+SECTION, MEMORY_SPEED = "machine", "memory speed"
 # What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.
 INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
 # Bytes that are read to measure a memory's speed: more than a cache holds. Seconds that are spent on it.
@@ -32,7 +32,7 @@ def inspect(read_bytes: int = READ_BYTES) -> Iterator[Finding]:
     yield Finding(SECTION, "memory", text, {"total": memory.total, "available": memory.available})
     if memory.available > 4 * read_bytes:
         speed = memory_speed(read_bytes, threads)
-        yield Finding(SECTION, "memory speed", f"{speed / 1e9:.1f} GB/s, read by {threads} threads", speed)
+        yield Finding(SECTION, MEMORY_SPEED, f"{speed / 1e9:.1f} GB/s, read by {threads} threads", speed)
     yield from gpus(read_bytes)
 
 

@@ -145,7 +145,10 @@ def text_of(content: Any, where: str) -> str:
         return content or ""
     for block in content:
         if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise refused("{where} must hold text alone; this server reads nothing else", where=where)
+            kind = repr(block.get("type"))[:50] if isinstance(block, dict) else type(block).__name__
+            raise refused(
+                "{where} must hold text alone, not {kind}; this server reads text alone", where=where, kind=kind
+            )
     return "\n".join(block["text"] for block in content)
 
 

@@ -86,7 +86,9 @@ def _text(value: Any) -> Any:
     parts = value if isinstance(value, list) else [value]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise refused("content must be a string or a list of text parts; this server reads text alone")
+            kind = repr(part.get("type"))[:50] if isinstance(part, dict) else type(part).__name__
+            message = "content must be a string or a list of text parts, not {kind}; this server reads text alone"
+            raise refused(message, kind=kind)
     return "".join(part["text"] for part in parts)
 
 

@@ -174,7 +174,9 @@ def _text(content: Any, number: int) -> str:
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") not in _TEXTS or not isinstance(part.get("text"), str):
-            raise refused("input[{number}] must hold texts alone; this server reads nothing else", number=number)
+            kind = repr(part.get("type"))[:50] if isinstance(part, dict) else type(part).__name__
+            message = "input[{number}] must hold texts alone, not {kind}; this server reads text alone"
+            raise refused(message, number=number, kind=kind)
     return "".join(part["text"] for part in parts)
 
 

@@ -204,7 +204,10 @@ class Membership:
         slot = self.slots[rank]
         slot.message, slot.is_final = message, is_final
         is_useless = self.restarts and is_final and not slot.has_served and slot.state in RUNNING and not self.is_over
-        return self._lose(slot, now, "it would fail again") if is_useless else []
+        if not is_useless:
+            return []
+        actions = self._lose(slot, now, "it would fail again")
+        return [one for one in actions if not isinstance(one, Say)] if self.is_over else actions
 
     def ended(self, rank: int, how: str, now: float) -> list[Action]:
         """The rank's process has ended."""

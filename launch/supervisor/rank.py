@@ -24,7 +24,7 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.engine.builder import find_step_times, step_times_file
+from lp.engine.builder import find_step_times, require_trees, step_times_file
 from lp.engine.engine import Engine
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
@@ -70,7 +70,8 @@ def serve_rank(spec: RankSpec, key: bytes) -> int:
         return FENCED
     except (FrontEndGone, RankLost, StateDiverged, OSError, ValueError, torch.cuda.OutOfMemoryError) as error:
         failure = _failure_of(error)
-        process.log.error("error: %s", failure.reason)
+        if not failure.is_final:  # else the front end says it, once for all ranks
+            process.log.error("error: %s", failure.reason)
         return 2 if failure.is_final else 1
 
 
@@ -134,6 +135,7 @@ class Rank:
         place = EpochTopology(settings.parallel, on_loaded, self.mesh.num_sharing)
         # Step times depend on how many ranks share a step, and so are found in the first epoch.
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
+        require_trees(engine.checkpoint)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
         engine.checkpoint.grammars.warm_up()
         self.worker.transfer = CacheTransfer(alone)

@@ -36,6 +36,7 @@ from launch.supervisor.membership import (
     SupervisorSettings,
     describe_ranks,
 )
+from lp.engine.builder import require_trees
 from lp.engine.input import RequestBuilder
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.request import Output
@@ -81,6 +82,7 @@ class Supervisor:
         model = settings.model
         known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
+        require_trees(known)
         second = settings.second_models(is_alone=False)
         for extension in second:
             extension.check(known)

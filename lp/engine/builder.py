@@ -248,6 +248,15 @@ def require_same_heads(checkpoint: CheckpointInfo, expected: str | None) -> None
         )
 
 
+def require_trees(checkpoint: CheckpointInfo) -> None:
+    """Raises ValueError for a model that several ranks cannot share, as its steps have one token each."""
+    if checkpoint.plain:
+        raise ValueError(
+            f"{checkpoint.plain}. Token by token it can be decoded, but in one process alone: use parallel=single, "
+            "without launcher=local"
+        )
+
+
 class EngineParts(NamedTuple):
     """What `Engine` is made of; see there."""
 
@@ -277,6 +286,8 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
         log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
     checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models, place.group)
+    if not place.is_alone:
+        require_trees(checkpoint)
     if len(second_models := [one for one in second_models if one.role in checkpoint.extensions]) < len(roles):
         roles = [one.role for one in second_models]  # one did not fit
         decode.check_model(ModelTraits(settings.model.path, roles, UNKNOWN_HEADS))
@@ -284,7 +295,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
     runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
-    request_builder.embeds = can_give_hidden(checkpoint.model)
+    request_builder.embeds = not checkpoint.plain and can_give_hidden(checkpoint.model)
     budget = KVBudget(place.least(min(model.memory.num_pages for model in checkpoint.models)))
     if runner.num_parts > 1:
         log.info("%s", budget.describe())

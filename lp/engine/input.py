@@ -66,7 +66,7 @@ class RequestBuilder:
         self.limits = limits or DecodeLimits()
         # For keys and values; set once it is known how much there is.
         self.budget = KVBudget()
-        self.decode = decode or DEFAULT()
+        self.decode = self._without_trees(decode or DEFAULT())
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
         # Whether hidden states can be had; set once the model is loaded.
         self.embeds = True
@@ -117,7 +117,7 @@ class RequestBuilder:
         if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
             raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
         tokens = self.encode(prompt)
-        decode = decode or self.decode
+        decode = self._without_trees(decode or self.decode)
         self._check_method(decode)
         stopping = stopping or Stopping()
         is_scored = sampling is not None and sampling.prompt_logprobs is not None
@@ -138,6 +138,8 @@ class RequestBuilder:
         """A request for the embedding of a prompt. Raises ValueError for a prompt that cannot be used, and where the
         model's forward gives no hidden states.
         """
+        if self.checkpoint.plain:
+            raise ValueError(f"embeddings need token trees, and {self.checkpoint.plain}")
         if not self.embeds:
             raise ValueError(NO_HIDDEN)
         sampling, decode = Sampling(temperature=0.0, seed=0), Autoregressive()
@@ -150,11 +152,24 @@ class RequestBuilder:
         decode.check(self.limits)
         decode.check_model(self._traits)
 
+    def _without_trees(self, decode: DecodingMethod) -> DecodingMethod:
+        """The method, or what gives the same text where the model cannot answer token trees.
+
+        Raises ValueError for a method whose text needs them.
+        """
+        if not self.checkpoint.plain:
+            return decode
+        if (plain := decode.without_trees(Autoregressive())) is None:
+            raise ValueError(
+                f"decode={decode.method} needs token trees, and {self.checkpoint.plain}; use decode=autoregressive"
+            )
+        return plain
+
     def find_streamed_methods(self) -> list[str]:
         """The methods whose texts grow step by step, and that requests can have here with their default settings."""
         found = []
         for name, kind in METHODS.items():
-            if kind.tells_steps:
+            if kind.tells_steps and (kind is Autoregressive or not self.checkpoint.plain):
                 with suppress(ValueError):
                     self._check_method(kind())
                     found.append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from lp.decoder import Decoder
@@ -39,6 +40,9 @@ class AroundAnother(DecodingMethod):
             raise ValueError(
                 f"decode.inner={self.inner} is not for decode={self.method}: it is one of {', '.join(INNER)}"
             )
+
+    def without_trees(self, plain: DecodingMethod) -> DecodingMethod:
+        return dataclasses.replace(self, inner=plain.method)
 
     def row_bounds(self) -> RowBounds:
         return self.drafting.row_bounds()

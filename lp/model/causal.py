@@ -82,8 +82,13 @@ class CausalModel:
         self.memory.keeps_states = self.is_recurrent
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
-        head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
-        self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
+        self.attention_kind = self._find_attention_kind(kind)
+
+    def _find_attention_kind(self, kind: AttentionKind) -> AttentionKind:
+        """Which kind of attention a setting means here."""
+        config = self.model.config.get_text_config(decoder=True)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return resolve_kind(kind, self.device, self.dtype, head_dim)
 
     @property
     def hidden_size(self) -> int:

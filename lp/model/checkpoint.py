@@ -23,23 +23,31 @@ from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.checks import Checks
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
-from lp.model.exactness import check_tree
+from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.extensions import Extension
 from lp.model.gguf import linked_file
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
+from lp.model.language_model import has_towers
 from lp.model.memory import DoesNotFit, check_fits, find_bound, free_memory, parse_bound, stored_bytes
+from lp.model.plain import make_plain
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
 from lp.model.program.translate import find_shapes
 from lp.model.quantization.checkpoints import read_quantized
 from lp.model.quantization.methods import find_method
-from lp.model.quantization.model import empty_model
-from lp.model.quantization.parameter import drop_unpacked, keep_unpacked, quantized_parameters
+from lp.model.quantization.model import empty_model, fill
+from lp.model.quantization.parameter import (
+    QuantizedParameter,
+    drop_unpacked,
+    keep_unpacked,
+    quantized_parameters,
+)
 from lp.model.quantization.quantize import MODEL_WEIGHTS, Weights, bytes_of_number, read_and_quantize
 from lp.model.reference import Reference
+from lp.model.weight_files import WeightFiles
 from lp.platform import build as kernels
 from lp.platform.disk_cache import folder
 from lp.platform.hardware import dtype_name, require_float32, why_no_gpu
@@ -181,7 +189,11 @@ def load(
     _tell_dtype(dtype, settings)
     if dtype == torch.float32:
         require_float32(device)
-    extensions = [*extensions, *([HeadsExtension(*known.heads)] if known.heads else [])]
+    second_models = [*extensions]
+    if known.plain:
+        _check_plain(known.plain, settings, reader is None, second_models)
+        kv_bytes = kv_bytes or 0.0  # what a sequence needs is not known before the model has run
+    extensions = [*second_models, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
         extension.check(known)
     if reader is None or group is not None:
@@ -197,19 +209,25 @@ def load(
         model, layers = read_whole(*given)
     else:
         model, layers = read_and_quantize(*given, settings.weights, text_probes(known.tokenizer), MODEL_WEIGHTS)
-    causal = CausalModel(model, known.max_length, known.eos, attention, layers)
+    if known.plain:
+        return _load_plain(known, model, settings, num_sharing)
+    try:
+        causal = _make_causal(model, known, attention, layers)
+        facts = dtype, settings.weights, causal.attention_kind, known.max_length, settings.compile, settings.invariant
+        checks = Checks(known.path, device, *facts) if reader is None else None
+        is_checked = checks is not None and checks.have_passed
+        if not (is_checked and settings.compile is not CompileMode.off):
+            keep_unpacked(model, UNPACKED_SHARE * free_memory(device) / num_sharing)
+        references = None if is_checked else check_tree(causal, text_probes(known.tokenizer))
+    except UnsupportedArchitecture as error:
+        check_finite(known.path, model)
+        known.plain = str(error)
+        _check_plain(known.plain, settings, reader is None, second_models)
+        return _load_plain(known, model, settings, num_sharing)
+    if is_checked:
+        causal.cache_shapes = find_shapes(causal)
     if device.type == "cuda" and known.heads and not (causal.is_first_stage and causal.is_last_stage):
         is_compiled = False  # graphs do not give the hidden states that heads read
-    facts = dtype, settings.weights, causal.attention_kind, known.max_length, settings.compile, settings.invariant
-    checks = Checks(known.path, device, *facts) if reader is None else None
-    is_checked = checks is not None and checks.have_passed
-    if not (is_checked and settings.compile is not CompileMode.off):
-        keep_unpacked(model, UNPACKED_SHARE * free_memory(device) / num_sharing)
-    if is_checked:
-        references = None
-        causal.cache_shapes = find_shapes(causal)
-    else:
-        references = check_tree(causal, text_probes(known.tokenizer))
     extensions = [extension for extension in extensions if _load_extension(extension, causal, known)]
     checkpoint = Checkpoint(**vars(known), model=causal, extensions={one.role: one for one in extensions})
     models = [causal, *(one.model for one in extensions if one.model)]
@@ -229,6 +247,58 @@ def load(
     causal.free_weights()
     causal.grammars = checkpoint.grammars
     return checkpoint
+
+
+def _make_causal(
+    model: PreTrainedModel, known: CheckpointInfo, attention: AttentionKind, layers: list[int]
+) -> CausalModel:
+    """Raises UnsupportedArchitecture for a configuration in which something that tree attention needs is missing."""
+    try:
+        return CausalModel(model, known.max_length, known.eos, attention, layers)
+    except (AttributeError, KeyError, TypeError) as error:
+        name = type(model).__name__
+        raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {one_line(error)}") from error
+
+
+def _check_plain(reason: str, settings: ModelSettings, is_whole: bool, second_models: Sequence[Extension]) -> None:
+    """Raises UnsupportedArchitecture for a model that can only be decoded plainly where that is not enough.
+
+    reason: why it answers no trees. is_whole: whether this rank holds the whole model.
+    """
+    needed = [
+        (not is_whole, "a rank that holds a part of a model", "parallel=single"),
+        (settings.compile is CompileMode.on, "model.compile=on", "model.compile=auto"),
+        (settings.invariant is Invariance.on, "model.invariant=on", "model.invariant=auto"),
+        (bool(second_models), "a second model", "no setting of draft or second"),
+    ]
+    for is_needed, what, remedy in needed:
+        if is_needed:
+            raise UnsupportedArchitecture(
+                f"{reason}. Token by token it can be decoded, but not with {what}: use {remedy}"
+            )
+
+
+def _load_plain(known: CheckpointInfo, model: PreTrainedModel, settings: ModelSettings, num_sharing: int) -> Checkpoint:
+    """A checkpoint whose steps have one token each, as transformers' own are. Raises UnsupportedArchitecture."""
+    try:
+        plain = make_plain(model, known.max_length, known.eos, text_probes(known.tokenizer), known.plain)
+    except UnsupportedArchitecture:
+        check_finite(known.path, model)
+        raise
+    keep_unpacked(model, UNPACKED_SHARE * free_memory(plain.device) / num_sharing)
+    log.warning("every step gives one token, whatever the method (decode=autoregressive): %s", known.plain)
+    _bound_memory([plain], settings.kv_memory, num_sharing)
+    checkpoint = Checkpoint(**{**vars(known), "heads": None}, model=plain)
+    plain.grammars = checkpoint.grammars
+    return checkpoint
+
+
+def check_finite(path: str, model: PreTrainedModel) -> None:
+    """Raises CheckpointError naming the first weight that holds something that is not a finite number."""
+    for name, weight in model.named_parameters():
+        if not isinstance(weight, QuantizedParameter) and not weight.isfinite().all():
+            what = "NaN" if weight.isnan().any() else "infinity"
+            raise CheckpointError(f"the weights of {path!r} hold {what} in {name}; copy or download it again")
 
 
 def _load_extension(extension: Extension, causal: CausalModel, known: CheckpointInfo) -> bool:
@@ -353,6 +423,8 @@ def read_whole(
         return read_gguf(file, config, dtype, device)
     if (method := find_method(config)) is not None:
         return read_quantized(path, config, method, dtype, device)
+    if has_towers(config):
+        return _read_language_model(path, config, dtype, device)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # with output_loading_info it returns a pair
             path,
@@ -376,3 +448,20 @@ def read_whole(
             f"the weights of {path!r} do not fit its config.json: {what.replace('_', ' ')} {some} ..."
         )
     return model.to(device), list(range(config.get_text_config(decoder=True).num_hidden_layers))
+
+
+def _read_language_model(
+    path: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[int]]:
+    """Reads the weights of a model that has towers for images or sound, without those of the towers."""
+    model = empty_model(config, dtype)
+    with WeightFiles(path) as files:
+        names = files.names(model)
+        wanted = {name: empty for name, empty in model.state_dict().items() if name in names}
+        fill(
+            model,
+            {name: files.read(names[name], one.shape, None, dtype, device) for name, one in wanted.items()},
+            device,
+        )
+    log.info("the language model alone is loaded: images and sound are not read")
+    return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))

@@ -24,7 +24,7 @@ from transformers.utils import CONFIG_NAME
 from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
-from lp.model.exactness import check_config
+from lp.model.exactness import UnsupportedArchitecture, check_config
 from lp.model.gguf import checkpoint_folder, linked_file
 from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
@@ -56,12 +56,12 @@ SHIFTING_ROPE = {"dynamic", "longrope"}
 
 @dataclass
 class CheckpointInfo:
-    """A checkpoint without its weights, whose configuration does not rule out exact tree attention.
+    """A checkpoint without its weights, whose configuration does not rule out exact decoding.
 
     path: the folder or hub id that was read. generation: the defaults of `generate`. max_length: the most tokens of a
     sequence, which is the model's limit or a lower one that the user has set. eos: end-of-sequence tokens.
     grammar_backend: what compiles grammars. heads: the folder of the model's heads, and what they are like; None if
-    there are none.
+    there are none. plain: why its steps have one token each; empty if it can answer token trees, as far as is known.
     """
 
     name: str
@@ -73,6 +73,7 @@ class CheckpointInfo:
     eos: list[int]
     grammar_backend: GrammarBackend
     heads: tuple[Path, HeadsInfo] | None = None
+    plain: str = ""
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +108,7 @@ def read_checkpoint_info(
     if not os.path.isdir(path):
         check_hub(path)
     config = _read_config(path)
-    check_config(config)
+    plain = _why_plain(config)
     find_method(config)
     length = _max_length(config, max_length)
     generation = _read_generation(path, config)
@@ -116,7 +117,20 @@ def read_checkpoint_info(
     name = Path(os.path.abspath(path)).name
     eos = _eos(generation, config, tokenizer)
     found = find_heads(heads, path, config)
-    return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend, found)
+    return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend, found, plain)
+
+
+def _why_plain(config: PreTrainedConfig) -> str:
+    """Why the configuration rules out token trees; empty if it does not. Raises UnsupportedArchitecture if it rules out
+    decoding.
+    """
+    try:
+        check_config(config)
+    except UnsupportedArchitecture as error:
+        if config.is_encoder_decoder:
+            raise
+        return str(error)
+    return ""
 
 
 def _check_folder(path: str) -> None:

@@ -200,6 +200,17 @@ def make_memory(
     if not shapes:
         return ContiguousMemory([])
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
+    num_pages = count_pages(bound, page_bytes, device, max_length)
+    if device.type == "cuda":
+        return Arena(shapes, num_layers, num_pages, dtype, device)
+    return ContiguousMemory(sorted(shapes), num_pages)
+
+
+def count_pages(bound: Bound, page_bytes: float, device: torch.device, max_length: int) -> int:
+    """The number of pages of `page_bytes` that a bound allows, which is logged. max_length: see `make_memory`.
+
+    Raises ValueError if one sequence does not fit.
+    """
     reserved = 1 if device.type == "cuda" else 0  # the page of padding rows
     num_pages = int(bound.size // page_bytes) - reserved
     reason, useful = bound.reason, MOST_SEQUENCES * pages_of(max_length + 1)
@@ -214,9 +225,7 @@ def make_memory(
             "or model.dtype=bfloat16"
         )
     log.info("%s", _describe(bound.setting + reason, num_pages, page_bytes, max_length))
-    if device.type == "cuda":
-        return Arena(shapes, num_layers, num_pages, dtype, device)
-    return ContiguousMemory(sorted(shapes), num_pages)
+    return num_pages
 
 
 def _auto(device: torch.device, num_sharing: int) -> tuple[float, str]:
@@ -251,7 +260,7 @@ def available_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _describe(setting: str, num_pages: int, page_bytes: int, max_length: int) -> str:
+def _describe(setting: str, num_pages: int, page_bytes: float, max_length: int) -> str:
     """How many tokens and sequences fit."""
     num_tokens = num_pages * PAGE
     whole = num_pages // pages_of(max_length + 1)

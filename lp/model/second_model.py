@@ -15,7 +15,7 @@ from lp.model.checkpoint import check_can_quantize, read_whole, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError
-from lp.model.exactness import check_tree
+from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.extensions import Extension, FindCache
 from lp.model.kernels import AttentionKind
 from lp.model.memory import DoesNotFit, check_fits, free_memory
@@ -125,6 +125,8 @@ class SecondModelExtension(Extension):
             except CheckpointError as error:
                 raise CheckpointError(f"{role}.path={path}: {error}") from error
             require_same_vocabulary(own, known, role)
+            if own.plain:
+                raise UnsupportedArchitecture(f"{role}.path={path} cannot answer token trees: {own.plain}")
         elif layers:
             with_first_layers(known.config, layers, role)
         if self.settings.weights is not Weights.auto:

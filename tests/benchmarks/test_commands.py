@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as commands
 
 ON_TOP = sorted(path.stem for path in commands.FOLDER.glob("*.py") if not path.stem.startswith("_"))
-PACKAGES = ["fixed_point", "gpu", "load", "methods", "structured"]
+PACKAGES = ["families", "fixed_point", "gpu", "load", "methods", "structured"]
 IN_FOLDERS = [
     *PACKAGES,
     "methods.best_first",

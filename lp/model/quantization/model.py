@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
+from lp.model.language_model import make_language_model
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.weight import QuantizedWeight
 from lp.model.weight_files import Matrices, WeightFiles
@@ -19,14 +20,14 @@ from lp.model.weight_files import Matrices, WeightFiles
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """A model whose parameters have shapes but no memory. Computed buffers (rotary embeddings) are there.
 
-    The model does not know that its checkpoint is quantised.
+    It has no towers for images or sound, and does not know that its checkpoint is quantised.
     """
     config = copy.deepcopy(config)
     for one in (config, config.get_text_config(decoder=True)):
         if hasattr(one, "quantization_config"):
             delattr(one, "quantization_config")
     with init_empty_weights(include_buffers=False):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+        return make_language_model(config, dtype)
 
 
 def twins_of(model: PreTrainedModel) -> dict[str, str]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.families.checkpoints import save_family
 from launch import doctor
 from launch.config.runtime import RuntimeSettings
-from launch.diagnostics import choices, findings, links, machine, software
+from launch.diagnostics import choices, findings, links, machine, model, software
 from launch.diagnostics.findings import Finding
 from lp.methods.auto.method import Auto
 from lp.model.checkpoint import ModelSettings
@@ -103,6 +104,30 @@ def test_what_is_used_for_a_model_is_said_with_its_reason(tmp_path: Path) -> Non
     assert "below 4M parameters compiling does not pay" in found["forward"].text
     assert found["ranks"].text.startswith("one; ")
     assert not any(finding.is_broken for finding in found.values())
+
+
+def test_what_a_checkpoint_needs_is_said_without_its_weights(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "tiny")
+    size = (folder / "model.safetensors").stat().st_size
+    (folder / "model.safetensors").write_bytes(_header_of(folder / "model.safetensors"))
+    found = by_name(list(model.inspect(settings(str(folder)), 1e9)))
+    assert 0.8 * size < found["weights"].value < size
+    assert found["step"].value["seconds"] == found["weights"].value / 1e9
+    assert found["keys and values"].value == 1000 * 3 * 2 * 2 * 8 * 4
+    assert found["steps"].value == "trees"
+    assert found["modes"].value == {"lp": True, "tp": [2, 4], "pp": [2]}
+
+
+def _header_of(file: Path) -> bytes:
+    """A safetensors file without its tensors."""
+    data = file.read_bytes()
+    return data[: 8 + int.from_bytes(data[:8], "little")]
+
+
+def test_a_model_that_answers_no_trees_is_said_to_run_alone(tmp_path: Path) -> None:
+    found = by_name(list(model.inspect(settings(str(save_family("mamba", tmp_path))), None)))
+    assert found["steps"].value == "plain" and "MambaForCausalLM" in found["steps"].text
+    assert found["modes"].value == {"lp": False, "tp": [], "pp": []} and "step" not in found
 
 
 def test_why_a_forward_is_not_compiled_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,15 @@ def test_text_parts_and_previous_answers(ask):
     assert ask(again, max_tokens=8).choices[0].message.content
 
 
+def test_an_image_is_refused_by_its_name(shared: Running):
+    parts = [
+        {"type": "text", "text": "fibo"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+    ]
+    answer = shared.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}], max_tokens=2)
+    assert_error(answer, 400, "image_url")
+
+
 def test_streaming_equals_whole(ask):
     whole = ask(max_tokens=24, seed=4, temperature=0.8)
     chunks = list(ask(max_tokens=24, seed=4, temperature=0.8, stream=True))

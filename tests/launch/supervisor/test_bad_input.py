@@ -23,8 +23,8 @@ def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model
     command = serve_command(broken, 2)
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ENDS_WITHIN_S)
     assert ended.returncode == 2
-    assert re.search(r"^rank [01]: error: the model .* cannot be loaded", ended.stderr, re.MULTILINE), ended.stderr
-    assert re.match(r"error: rank [01] cannot be started: the model", ended.stderr.splitlines()[-1]), ended.stderr
+    [said] = [line for line in ended.stderr.splitlines() if "cannot be loaded" in line]
+    assert re.match(r"error: rank [01] cannot be started: the model", said), ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -1,0 +1,65 @@
+"""Every family of transformers is tried as a tiny model, and the page of supported models lists all of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.families import __main__ as families
+from benchmarks.families.check import FamilyResult
+from benchmarks.families.checkpoints import FAMILIES, SIZES, make_config
+from benchmarks.families.processes import ProcessEnded, call_in_processes
+from benchmarks.families.table import KINDS, PAGE, read_results, write_results
+
+
+def test_the_page_lists_every_family() -> None:
+    """If this fails, run `python -m benchmarks.families` with the names that are missing."""
+    results = read_results(PAGE)
+    assert sorted(results) == FAMILIES
+    assert {result.decoding for result in results.values()} <= set(KINDS)
+
+
+def test_the_page_lists_no_family_that_is_wrong_or_crashes() -> None:
+    assert not [one for one in read_results(PAGE).values() if one.decoding in ("wrong", "crash")]
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    page = tmp_path / "models.md"
+    shutil.copy(PAGE, page)
+    found = {
+        "llama": FamilyResult("llama", "trees", "native", "yes", "yes", "yes"),
+        "a": FamilyResult("a", "none", reason="x | y"),
+    }
+    write_results(page, found)
+    assert read_results(page) == found
+
+
+def test_a_tiny_model_keeps_the_kinds_of_layers_of_its_family() -> None:
+    config = make_config("gemma3_text")
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 2
+    assert config.hidden_size == SIZES["hidden_size"]
+
+
+@pytest.mark.parametrize(("family", "decoding"), [("qwen3", "trees"), ("falcon_mamba", "plain")])
+def test_a_family(family: str, decoding: str) -> None:
+    found = families.try_family(family, 120, is_quick=True)
+    assert found.decoding == decoding, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_does_what_the_page_says(family: str) -> None:
+    found, listed = families.try_family(family, 300, is_quick=True), read_results(PAGE)[family]
+    assert found.decoding == listed.decoding, found
+
+
+def test_a_process_that_crashes_or_hangs_ends_alone() -> None:
+    with pytest.raises(ProcessEnded, match="without a result"):
+        call_in_processes([lambda: os._exit(3)], 20)
+    with pytest.raises(ProcessEnded, match="not ended after 1 s"):
+        call_in_processes([lambda: time.sleep(60)], 1)
+    assert call_in_processes([lambda: 1, lambda: 2], 20) == [1, 2]
