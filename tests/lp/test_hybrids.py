@@ -72,8 +72,8 @@ def test_every_method_gives_the_text_of_generate(
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, *QUICK))
 def test_a_tree_gives_what_its_paths_give_and_any_path_can_be_kept(architecture: str, engine_of: EngineOf) -> None:
     model, tree = engine_of(architecture).checkpoint.model, branching_tree()
-    prompt = make_prompt(70)
-    for row in (4, 7, 9):
+    prompt = make_prompt(20)
+    for row in (4, 9):
         path = tree.path(row)
         cache, other = cached(model, prompt), cached(model, prompt, chunk=1)
         of_tree = model.forward(tree, cache, num_logits=len(tree))[path]
@@ -90,7 +90,7 @@ def test_a_tree_gives_what_its_paths_give_and_any_path_can_be_kept(architecture:
 
 @pytest.mark.parametrize("architecture", QUICK)
 def test_a_chunk_of_a_prompt_gives_what_its_tokens_give_one_by_one(architecture: str, engine_of: EngineOf) -> None:
-    model, prompt = engine_of(architecture).checkpoint.model, make_prompt(3 * MOST_ROWS + 9)
+    model, prompt = engine_of(architecture).checkpoint.model, make_prompt(MOST_ROWS + 9)
     expected = model.forward(chain([5]), cached(model, prompt, chunk=1), num_logits=1)
     for chunk in (7, MOST_ROWS, 512):
         assert error_of(model.forward(chain([5]), cached(model, prompt, chunk), num_logits=1), expected) < 1e-4
@@ -137,7 +137,7 @@ def test_a_path_that_is_not_replayed_is_found(
     assert decode(engine_of(architecture), prompt, PromptLookup(), NUM_TOKENS) != expected
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "qwen3_next"))
+@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
 def test_sampled_text_is_the_same_with_every_method(architecture: str, engine_of: EngineOf) -> None:
     engine, prompt, sampling = engine_of(architecture), make_prompt(33), Sampling(temperature=0.8, seed=5)
     stopping = Stopping(NUM_TOKENS, ignore_eos=True)
@@ -163,7 +163,7 @@ def serve(engine: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2", "bamba"))
+@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
 def test_requests_that_lose_their_memory_yield_the_same(
     architecture: str,
     engine_of: EngineOf,
@@ -185,7 +185,7 @@ def test_requests_that_lose_their_memory_yield_the_same(
     assert dropped and not memory.num_used, "else nothing was lost and computed again"
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "qwen3_next", "lfm2"))
+@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
 def test_a_request_that_begins_like_an_earlier_one_yields_the_same(architecture: str, engine_of: EngineOf) -> None:
     checkpoint, text = engine_of(architecture).checkpoint, make_prompt(300)
     engine = Engine(checkpoint, scheduler=SchedulerSettings(prefix_reuse=PrefixReuse.owner))
@@ -199,7 +199,7 @@ def test_a_request_that_begins_like_an_earlier_one_yields_the_same(architecture:
 
 
 def test_several_texts_of_one_prompt_share_it(engine_of: EngineOf) -> None:
-    checkpoint, text = engine_of("qwen3_next").checkpoint, make_prompt(90)
+    checkpoint, text = engine_of("bamba").checkpoint, make_prompt(90)
     engine = Engine(checkpoint, scheduler=SchedulerSettings(prefix_reuse=PrefixReuse.owner))
     alone = ask(Engine(checkpoint), text).token_ids
     for name in ("a", "b", "c"):
@@ -231,7 +231,7 @@ def test_the_model_drafts_for_itself(
 
 
 def test_a_resumed_text_goes_on_from_fewer_tokens(engine_of: EngineOf) -> None:
-    engine = Engine(engine_of("qwen3_next").checkpoint)
+    engine = Engine(engine_of("lfm2").checkpoint)
     prompt = make_prompt(280)
     expected = decode(engine, prompt, Autoregressive(), NUM_TOKENS)
     request = engine.request_builder.build(prompt, Lookahead(3, 4, 3), GREEDY, Stopping(NUM_TOKENS, ignore_eos=True))
