@@ -92,6 +92,9 @@ _SIZES: list[tuple[int, str]] = [
 ]
 SIZES = {name: size for size, names in _SIZES for name in names.split()}
 _TO_WIDTH = {"adapter_in_dim": _WIDTH, "adapter_input_size": _WIDTH, "adapter_out_dim": _WIDTH}
+_WHOLE_ROPE = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+}
 _DOTS3 = {
     "num_key_value_heads": _HEADS,
     "swa_num_attention_heads": _HEADS,
@@ -120,7 +123,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
         },
     },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "bailing_hybrid": _WHOLE_ROPE,
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v32": _WHOLE_ROPE,
     "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1},
     "dots3_note": {"text_config": _DOTS3, "vision_config": _TO_WIDTH, "audio_config": _TO_WIDTH},
     "dots3_note_text": _DOTS3,
@@ -129,17 +134,26 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": _GEMMA4},
     "gemma4_unified_assistant": {"text_config": _GEMMA4},
     "gemma4_unified_text": _GEMMA4,
+    "glm4_moe_lite": _WHOLE_ROPE,
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_hidden_layers": SOME_LAYERS,
+    },
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": SOME_LAYERS},
     "mamba2": {"num_heads": 8},
+    "minicpm3": _WHOLE_ROPE,
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}},
     "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},
     "qwen4_exp": {"text_config": _QWEN4},
     "qwen4_exp_text": _QWEN4,
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
+    "zamba": {"attention_hidden_size": 2 * _WIDTH, "attention_head_dim": 2 * _WIDTH // _HEADS},
+    "zamba2": {"attention_hidden_size": 2 * _WIDTH, "attention_head_dim": 2 * _WIDTH // _HEADS},
 }
 
 

@@ -198,11 +198,11 @@ class PlainModel(CausalModel):
         given: dict[str, Any] = {"use_cache": True, **state}
         if self._takes_positions:
             given["position_ids"] = torch.arange(len(tokens), device=self.device)[None]
-        if self._takes_num_logits:
-            given["logits_to_keep"] = max(1, num_logits)
         arguments = model.prepare_inputs_for_generation(
             inputs, next_sequence_length=num_new, is_first_iteration=not state, **given
         )
+        if self._takes_num_logits:
+            arguments["logits_to_keep"] = max(1, num_logits)
         with current(self.device), attention_of_torch(self.device):
             output = model(**arguments, return_dict=True)
         kept = output.logits[0, output.logits.shape[1] - num_logits :].float()
