@@ -45,7 +45,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         f"    static constexpr float ZERO = {float(format.zero)}f;",
         f"    static constexpr bool HAS_MINIMA = {_bool(format.has_minima)};",
         f"    static constexpr bool HAS_MINIMUM_STEPS = {_bool(format.has_minimum_steps)};",
-        f"    alignas(64) static constexpr float VALUES[] = {{{', '.join(map(_float, values or (0.0,)))}}};",
+        f"    alignas(64) static constexpr float CODEBOOK[] = {{{', '.join(map(_float, values or (0.0,)))}}};",
         f"    alignas(64) static constexpr uint16_t LOW_WORDS[] = {{{_table(words)}}};",
         f"    alignas(64) static constexpr uint16_t UPPER_WORDS[] = {{{_table(upper)}}};",
         "};",

@@ -45,7 +45,6 @@ enum StepFormat { NO_STEPS, UNSIGNED_STEPS, SIGNED_STEPS };
 // Where a weight's parts lie. F: the format.
 template <class F>
 struct Quantized {
-    static constexpr int PLANES = F::HIGH ? 2 : 1;
     static constexpr int PARTS = GROUP / F::STEP_GROUP;  // of a group, each with a step of its own
     static constexpr bool IS_LINEAR = F::NUM_VALUES == 0;  // the value of a code is the code less ZERO
     static constexpr bool BY_PAIRS = HAS_PAIRS && F::NUM_VALUES <= 16;
@@ -56,8 +55,9 @@ struct Quantized {
     static constexpr long NUM_STEPS = F::STEPS == NO_STEPS ? 0 : PARTS;
     static constexpr long STEP_BYTES = PANEL * (NUM_STEPS + (F::HAS_MINIMUM_STEPS ? 1 : 0));
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
-    static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP * PLANES;
+    static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
+    static_assert(!F::HIGH || IS_LINEAR, "values are found by one part of a code");
 
     const uint8_t* weight;
     long num_inputs, num_outputs, span_groups;  // groups that share a scale
@@ -103,19 +103,19 @@ static constexpr int first_bit(int bits, long input) {
     return (int)(input % 2 * 16 + input / 2 % (16 / bits) * bits);
 }
 
-// A code is read where it lies in its four bytes, as its value times a power of two; only the uppermost code is shifted.
-// The inputs are divided by these powers. `inputs`: [rows][PLANES][count]. sums: of the inputs that share a step,
-// [rows][count / STEP_GROUP].
+// The power of two that a code's value is read with, whose LOW bits begin at `bit`. A code is read where these lie in
+// their four bytes; only the uppermost code is shifted.
+template <class F>
+static constexpr int read_at(int bit) {
+    return bit == 32 - F::LOW || !Quantized<F>::IS_LINEAR ? 0 : bit;
+}
+
+// Divides the inputs by the powers of two that their codes are read with: `inputs` [rows][count]. sums: of the inputs that
+// share a step, [rows][count / STEP_GROUP].
 template <class F>
 static void prepare(const half_t* x, long x_stride, long rows, long count, float* inputs, float* sums) {
-    constexpr int PLANES = Quantized<F>::PLANES;
-    float factors[PLANES][GROUP];
-    for (int plane = 0; plane < PLANES; plane++)
-        for (int k = 0; k < GROUP; k++) {
-            const int bits = plane ? F::HIGH : F::LOW, bit = first_bit(bits, k);
-            const bool is_shifted = bit == 32 - bits || !Quantized<F>::IS_LINEAR;
-            factors[plane][k] = (plane ? 16.0f : 1.0f) / (is_shifted ? 1.0f : (float)(1u << bit));
-        }
+    float factors[GROUP];
+    for (int k = 0; k < GROUP; k++) factors[k] = 1.0f / (float)(1u << read_at<F>(first_bit(F::LOW, k)));
     for (long r = 0; r < rows; r++) {
         const half_t* from = x + r * x_stride;
         for (long k = 0; k < count; k += F::STEP_GROUP) {
@@ -124,41 +124,42 @@ static void prepare(const half_t* x, long x_stride, long rows, long count, float
             sums[(r * count + k) / F::STEP_GROUP] = sum;
         }
         if (Quantized<F>::BY_PAIRS) continue;
-        for (int plane = 0; plane < PLANES; plane++) {
-            float* to = inputs + (r * PLANES + plane) * count;
-            for (long k = 0; k < count; k += GROUP)
-                for (int i = 0; i < GROUP; i++) to[k + i] = number(from[k + i]) * factors[plane][i];
-        }
+        float* to = inputs + r * count;
+        for (long k = 0; k < count; k += GROUP)
+            for (int i = 0; i < GROUP; i++) to[k + i] = number(from[k + i]) * factors[i];
     }
 }
 
-// The values of the codes whose lowest bit is `bit`, times 2^bit where they are not shifted.
-template <class F, int BITS>
-static inline Vector decode(Codes line, int bit) {
-    constexpr uint32_t MASK = (1u << BITS) - 1;
+// The values of the codes whose LOW bits begin at `bit`, times 2^read_at(bit). high: their HIGH bits begin at `high_bit`.
+template <class F>
+static inline Vector decode(Codes line, int bit, Codes high, int high_bit) {
+    constexpr uint32_t MASK = (1u << F::LOW) - 1;
     if constexpr (!Quantized<F>::IS_LINEAR) {
         const Codes code = line >> bit & MASK;
 #if defined(__AVX512F__)
         if constexpr (F::NUM_VALUES == 16)
-            return (Vector)_mm512_permutexvar_ps((__m512i)code, (__m512)load(F::VALUES));
+            return (Vector)_mm512_permutexvar_ps((__m512i)code, (__m512)load(F::CODEBOOK));
 #elif defined(__AVX2__)
         if constexpr (F::NUM_VALUES == 16) {
-            const __m256 low = _mm256_permutevar8x32_ps((__m256)load(F::VALUES), (__m256i)code);
-            const __m256 high = _mm256_permutevar8x32_ps((__m256)load(F::VALUES + LANES), (__m256i)code);
+            const __m256 low = _mm256_permutevar8x32_ps((__m256)load(F::CODEBOOK), (__m256i)code);
+            const __m256 high = _mm256_permutevar8x32_ps((__m256)load(F::CODEBOOK + LANES), (__m256i)code);
             return (Vector)_mm256_blendv_ps(low, high, (__m256)(code << 28));
         }
 #endif
         Vector values;
-        for (int l = 0; l < LANES; l++) values[l] = F::VALUES[code[l]];
+        for (int l = 0; l < LANES; l++) values[l] = F::CODEBOOK[code[l]];
         return values;
     }
-    const Codes code = bit == 32 - BITS ? line >> bit : line & MASK << bit;
+    const int place = read_at<F>(bit), by = place + F::LOW - high_bit;
+    Codes code = place == bit ? line & MASK << bit : line >> bit;
+    if constexpr (F::HIGH > 0)
+        code |= (by < 0 ? high >> -by : high << by) & ((1u << F::HIGH) - 1) << (place + F::LOW);
     return __builtin_convertvector((Integers)code, Vector);
 }
 
 // Some rows: prepared inputs, or in pairs of bfloat16 as they are, from a group's first one on. strides: of rows.
 struct Inputs {
-    const float *low, *high, *sums;
+    const float *numbers, *sums;
     long stride, sums_stride;
     const half_t* halves;
     long halves_stride;
@@ -166,30 +167,37 @@ struct Inputs {
 
 // Calls use(k, values) for the inputs of a group that share a step, in their order: the values of input k, in the vectors
 // of COLUMNS panels.
-template <class F, int BITS, int COLUMNS, class Use>
+template <class F, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_codes(const uint8_t* codes, long panel_stride, int first,
                                                                Use use) {
-    constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
+    constexpr int IN_LINE = 32 / F::LOW, WIDTH = COLUMNS * VECTORS;
     static_assert(IN_LINE <= F::STEP_GROUP, "a step is for whole lines");
 #pragma GCC unroll 1
     for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
-        Codes words[WIDTH];
+        Codes words[WIDTH], high[WIDTH] = {};
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++)
-            words[v] = *(const Codes*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
+        for (int v = 0; v < WIDTH; v++) {
+            const uint8_t* from = codes + v / VECTORS * panel_stride + v % VECTORS * LANES * 4;
+            words[v] = *(const Codes*)(from + line * PANEL * 4);
+            if constexpr (F::HIGH > 0) {
+                const int input = line * IN_LINE, high_line = F::LOW + input / (32 / F::HIGH);
+                high[v] = *(const Codes*)(from + high_line * PANEL * 4) >> first_bit(F::HIGH, input);
+            }
+        }
 #pragma GCC unroll 32
         for (int k = 0; k < IN_LINE; k++) {
             Vector values[WIDTH];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++) values[v] = decode<F, BITS>(words[v], first_bit(BITS, k));
+            for (int v = 0; v < WIDTH; v++)
+                values[v] = decode<F>(words[v], first_bit(F::LOW, k), high[v], F::HIGH ? first_bit(F::HIGH, k) : 0);
             use(line * IN_LINE + k, values);
         }
     }
 }
 
-// Adds the products of the inputs from `first` on that share a step with one plane of codes of COLUMNS panels. decoded:
-// the values of the group's codes in this plane, [GROUP][PANEL], or null; then they are decoded here.
-template <class F, int BITS, int ROWS, int COLUMNS, bool IS_DECODED>
+// Adds the products of the inputs from `first` on that share a step with the codes of COLUMNS panels. decoded: the values
+// of the group's codes, [GROUP][PANEL], or null; then they are decoded here.
+template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
                                                             const float* decoded, const float* inputs, long stride,
                                                             int first, Vector (&part)[ROWS][COLUMNS * VECTORS]) {
@@ -211,7 +219,7 @@ __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes
             add(k, values);
         }
     } else {
-        decode_codes<F, BITS, COLUMNS>(codes, panel_stride, first, add);
+        decode_codes<F, COLUMNS>(codes, panel_stride, first, add);
     }
 }
 
@@ -276,28 +284,21 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
     using Q = Quantized<F>;
     for (long group = first; group < last; group++, out += Q::DECODED * PANEL) {
         const uint8_t* codes = weight.codes(panel, group);
-        float* high = out + (Q::BY_PAIRS ? GROUP / 2 : GROUP) * PANEL;
         for (int at = 0; at < GROUP; at += F::STEP_GROUP) {
 #if HAS_PAIRS
             if constexpr (Q::BY_PAIRS) {
                 Words* to = (Words*)out + at / 2 * (F::LOW == 8 ? 2 : 1);
                 decode_pairs<F, F::LOW, 1>(codes, 0, at, F::LOW_WORDS, [&](int, const Words(&v)[1]) { *to++ = v[0]; });
-                to = (Words*)high + at / 2;
+                to = (Words*)(out + GROUP / 2 * PANEL) + at / 2;
                 if constexpr (F::HIGH > 0)
                     decode_pairs<F, F::HIGH, 1>(codes + F::LOW * PANEL * 4, 0, at, F::UPPER_WORDS,
                                                 [&](int, const Words(&v)[1]) { *to++ = v[0]; });
             }
 #endif
-            if constexpr (!Q::BY_PAIRS) {
-                const auto write = [](float* to) {
-                    return [to](int k, const Vector(&values)[VECTORS]) {
-                        for (int v = 0; v < VECTORS; v++) store(to + k * PANEL + v * LANES, values[v]);
-                    };
-                };
-                decode_codes<F, F::LOW, 1>(codes, 0, at, write(out));
-                if constexpr (F::HIGH > 0)
-                    decode_codes<F, F::HIGH, 1>(codes + F::LOW * PANEL * 4, 0, at, write(high));
-            }
+            if constexpr (!Q::BY_PAIRS)
+                decode_codes<F, 1>(codes, 0, at, [out](int k, const Vector(&values)[VECTORS]) {
+                    for (int v = 0; v < VECTORS; v++) store(out + k * PANEL + v * LANES, values[v]);
+                });
         }
     }
 }
@@ -320,7 +321,6 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             for (int line = 0; line < COLUMNS * (F::LOW + F::HIGH); line++)
                 __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0,
                                    2);
-        const float* high = decoded + (Q::BY_PAIRS ? GROUP / 2 : GROUP) * PANEL;
 #pragma GCC unroll 2
         for (int p = 0; p < Q::PARTS; p++) {
             Vector part[ROWS][WIDTH] = {};
@@ -330,17 +330,13 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
                 add_pairs<F, F::LOW, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.halves, x.halves_stride,
                                                                 at, F::LOW_WORDS, part);
                 if constexpr (F::HIGH > 0)
-                    add_pairs<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride, high,
-                                                                     x.halves, x.halves_stride, at, F::UPPER_WORDS,
-                                                                     part);
+                    add_pairs<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride,
+                                                                     decoded + GROUP / 2 * PANEL, x.halves,
+                                                                     x.halves_stride, at, F::UPPER_WORDS, part);
             }
 #endif
-            if constexpr (!Q::BY_PAIRS) {
-                add_codes<F, F::LOW, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.low, x.stride, at, part);
-                if constexpr (F::HIGH > 0)
-                    add_codes<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride, high,
-                                                                     x.high, x.stride, at, part);
-            }
+            if constexpr (!Q::BY_PAIRS)
+                add_codes<F, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.numbers, x.stride, at, part);
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++) {
                 const long column = v / VECTORS, lane = v % VECTORS * LANES;
@@ -366,7 +362,7 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
         }
         codes += Q::GROUP_BYTES, steps += Q::STEP_BYTES;
         if constexpr (IS_DECODED) decoded += Q::DECODED * PANEL;
-        x.low += GROUP, x.high += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
+        x.numbers += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
     }
 }
 
@@ -432,19 +428,19 @@ static void multiply_quantized(const long* a, long first, long last, long thread
         float* out = (float*)a[5] + row * weight.num_outputs;
         for (long r = 0; r < rows; r++)
             for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
-        long most = MOST_PREPARED / (rows * Q::PLANES) / GROUP * GROUP;
+        long most = MOST_PREPARED / rows / GROUP * GROUP;
         if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
-        inputs.resize(Q::BY_PAIRS ? 0 : rows * Q::PLANES * most);
+        inputs.resize(Q::BY_PAIRS ? 0 : rows * most);
         sums.resize(rows * most / F::STEP_GROUP);
         for (long k = 0; k < weight.num_inputs; k += most) {
             const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
             const half_t* halves = x + row * x_stride + k;
             prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
             const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
-                const float* low = inputs.data() + r * Q::PLANES * count + groups * GROUP;
+                const float* prepared = inputs.data() + r * count + groups * GROUP;
                 const float* totals = sums.data() + (r * count + groups * GROUP) / F::STEP_GROUP;
-                return Inputs{low,    low + (Q::PLANES - 1) * count,          totals,  Q::PLANES * count,
-                              count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP, x_stride};
+                return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
+                              x_stride};
             };
             const long group = k / GROUP, last_group = (k + count) / GROUP;
             long panel = begin;
@@ -495,7 +491,7 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
             if constexpr (Q::IS_LINEAR)
                 value = (float)code - F::ZERO;
             else
-                value = F::VALUES[code];
+                value = F::CODEBOOK[code];
             out[group * GROUP + k] = own * value - own_minimum;
         }
     }

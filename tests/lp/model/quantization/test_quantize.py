@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import platform
 import re
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,13 @@ from transformers import PreTrainedModel
 from lp import Engine, Lookahead
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
+from lp.model.cpu import build
+from lp.model.cpu.make import make_native
 from lp.model.probes import text_probes
 from lp.model.quantization import quantize as quantizing
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights, quantize
-from lp.platform.build import find_compiler
+from lp.platform.build import CannotBuild, Source, find_compiler
 from tests.gguf_files import write_gguf
 from tests.lp.model.quantization.test_checkpoints import METHODS, NUM_TOKENS, PROMPT, tokens, unpacked
 from tests.models import generate_greedily, load_reference, save_checkpoint
@@ -156,3 +161,27 @@ def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(ValueError, match=r"model\.weights=int8: the weights of a GGUF file are read as they are; use"):
         load(ModelSettings(str(file), device="cpu", weights=Weights.int8))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are generations of x86-64")
+@pytest.mark.parametrize("dtype", slow_except(["float32", "bfloat16"], "bfloat16"))
+@pytest.mark.parametrize("processor", slow_except(["x86-64", "skylake-avx512", "sapphirerapids"], "sapphirerapids"))
+def test_kernels_compile_for_processors_that_are_not_here(
+    processor: str, dtype: str, checkpoint_folder: Callable[[str], Path], kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vectors of eight, with AVX-512, and with its pairs of bfloat16 and the matrix unit."""
+    sources: list[Source] = []
+
+    def note(source: Source, folder: Path) -> Path:
+        sources.append(source)
+        raise CannotBuild("it is compiled below")
+
+    monkeypatch.setattr(build, "build_library", note)
+    settings = ModelSettings(str(checkpoint_folder("llama")), dtype, "cpu", weights=Weights.int4)
+    model = load(replace(settings, compile=CompileMode.off)).model
+    with pytest.raises(CannotBuild):
+        make_native(model, kept)
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in sources[0].flags]
+    command = [*find_compiler(), *flags, "-fsyntax-only", f"-I{sources[0].headers}", "-x", "c++", "-"]
+    done = subprocess.run(command, input=sources[0].text, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
