@@ -33,6 +33,7 @@ from lp.model.fast_forward import (
 from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
+from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
 from lp.platform.hardware import upload
@@ -72,11 +73,11 @@ class CausalModel:
         self.num_layers: int = text_config.num_hidden_layers
         self.layers = list(range(self.num_layers)) if layers is None else layers
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
-        self.memory: KVMemory = ContiguousMemory(len(self.layers), first_layer=self.layers[0])
+        self.memory: KVMemory = ContiguousMemory(len(self.layers))
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
-        head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
-        self.attention_kind = resolve_kind(kind, self.device, self.dtype, head_dim)
+        dims = sorted({dim for layer in self.layers for dim in head_dims(model.config, layer)})
+        self.attention_kind = resolve_kind(kind, self.device, self.dtype, dims)
 
     @property
     def hidden_size(self) -> int:
@@ -206,12 +207,12 @@ class CausalModel:
         """
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
-        step.incoming, answered = incoming, answered_rows(given)
+        step.incoming, answered, positions = incoming, answered_rows(given), step.positions
         with current(self.device), attention_of_torch(self.device):
             output = self.model(
                 input_ids=tokens[None],
-                position_ids=step.positions[None],
-                past_key_values=RowsOnly(self.num_layers),
+                position_ids=positions[None],
+                past_key_values=RowsOnly(self.num_layers, positions),
                 use_cache=True,
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),

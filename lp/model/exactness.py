@@ -9,14 +9,14 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lp.model.attention import TreeStep
+from lp.model.attention import CHUNKED, TreeStep
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.probes import Probes
 from lp.model.reference import Probe, Reference, make_references, sliding_window
 from lp.tree import chain
 
-KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+KNOWN_LAYERS = {"full_attention", "sliding_attention", CHUNKED}
 
 
 class UnsupportedArchitecture(ValueError):
@@ -32,8 +32,7 @@ def check_config(config: PreTrainedConfig) -> None:
     unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS)
     if unknown:
         raise UnsupportedArchitecture(
-            f"{name} has layers of type {', '.join(unknown)}; "
-            f"only {' and '.join(sorted(KNOWN_LAYERS))} can branch exactly"
+            f"{name} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can branch exactly"
         )
 
 
