@@ -140,13 +140,82 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
     "falcon_h1": {"model_type": "falcon_h1", **MAMBA, "mamba_d_ssm": 64, **HEAD_DIM},
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+SHARED: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": SLIDING_WINDOW,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+}
+# Models whose layers have keys and values of several sizes, share them, or see chunks. Those with a program come first.
+ATTENTION_KINDS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "model_type": "gemma4_text",
+        **SHARED,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "global_head_dim": 16,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 20.0,
+    },
+    "gemma4_moe": {
+        "model_type": "gemma4_text",
+        **ALTERNATING,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "deepseek_v3": {"model_type": "deepseek_v3", **LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    "deepseek_v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "n_routed_experts": 4},
+    "gemma3n": {
+        "model_type": "gemma3n_text",
+        **SHARED,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "altup_num_inputs": 3,
+        "laurel_rank": 8,
+        "intermediate_size": [64] * 4,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "llama4": {
+        "model_type": "llama4_text",
+        **HEAD_DIM,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+        "attention_chunk_size": SLIDING_WINDOW,
+        "floor_scale": 16,
+        "attn_scale": 0.3,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+    },
+}
+WITH_PROGRAM = ("gemma4", "gemma4_moe", "deepseek_v3", "deepseek_v2")
 
 
 def save_checkpoint(
     folder: Path, architecture: str = "llama", seed: int = 0, chat_template: str | None = None, **changes: Any
 ) -> Path:
     """Writes a tiny model and returns its folder; `changes` go into the model's configuration."""
-    values = {**SIZES, **(ARCHITECTURES | HYBRIDS).get(architecture, {"model_type": architecture}), **changes}
+    own = (ARCHITECTURES | HYBRIDS | ATTENTION_KINDS).get(architecture, {"model_type": architecture})
+    values = {**SIZES, **own, **changes}
     config = AutoConfig.for_model(**values)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

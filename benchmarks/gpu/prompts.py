@@ -72,7 +72,9 @@ def kinds_of(config: PreTrainedConfig) -> list[LayerKind]:
     window, softcap = getattr(text, "sliding_window", None), getattr(text, "attn_logit_softcapping", None)
     near = {name == "sliding_attention" for name in getattr(text, "layer_types", None) or ["full_attention"]}
     return [
-        LayerKind(heads, num_heads // heads, head_dim, LayerAttention(scale, window if is_near else None, softcap))
+        LayerKind(
+            heads, num_heads // heads, head_dim, head_dim, LayerAttention(scale, window if is_near else None, softcap)
+        )
         for is_near in sorted(near)
     ]
 

@@ -140,12 +140,13 @@ def _attention(one: RunAttention, num_rows: int, num_cached: int) -> tuple[int, 
     tile = choose_tile(num_rows, step.num_groups, width, ITEMSIZE, LARGEST_MEMORY)
     splits, num_tiles = num_splits(num_rows, tile.rows, step), -(-num_rows // tile.rows)
     # Each tile of rows reads the keys and values for itself; that the cache holds some of them is left out.
-    moved = 2 * num_tiles * keys * step.num_heads * step.head_dim * ITEMSIZE
-    moved += 2 * num_rows * heads * step.head_dim * ITEMSIZE
-    moved += 2 * splits * num_rows * heads * step.head_dim * 4 if splits > 1 else 0
+    sizes = step.head_dim + step.value_dim
+    moved = num_tiles * keys * step.num_heads * sizes * ITEMSIZE
+    moved += num_rows * heads * sizes * ITEMSIZE
+    moved += 2 * splits * num_rows * heads * step.value_dim * 4 if splits > 1 else 0
     num_queries = min(num_rows, tile.rows) * step.num_groups
     is_merged = num_merged(num_queries, splits, width, tile.warps) > 0
-    return 1 + (splits > 1 and not is_merged), moved, 4.0 * num_rows * heads * step.head_dim * keys
+    return 1 + (splits > 1 and not is_merged), moved, 2.0 * num_rows * heads * sizes * keys
 
 
 def _stage(one: RunStage, num_rows: int) -> tuple[int, float, float]:

@@ -48,7 +48,9 @@ MOST_SPILLED = 64
 MOST_SPILLED_BY_ATTENTION = 320
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
-HEAD_DIMS, ATTENTION_ROWS, ROWS_AFTER_LONG, GROUPS = (64, 80, 128, 256), (1, 8, 64, 300), 64, 4
+# Numbers of a key and of a value.
+HEAD_DIMS = (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (512, 512)
+ATTENTION_ROWS, ROWS_AFTER_LONG, GROUPS = (1, 8, 64, 300), 64, 4
 PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
 MULTIPLES = ("_stride", "num_inputs", "num_outputs", "share")
@@ -200,28 +202,29 @@ def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
     from lp.model.gpu import attention_kernels, invariant_kernels
 
     types = _attention_types(dtype)
-    for head_dim in HEAD_DIMS:
-        width = power_of_two(head_dim)
+    for key_dim, value_dim in HEAD_DIMS:
+        widths = power_of_two(key_dim), power_of_two(value_dim)
+        width, name = max(widths), f"{key_dim}" if key_dim == value_dim else f"{key_dim} and {value_dim}"
         for rows, is_long in [*((rows, False) for rows in ATTENTION_ROWS), (ROWS_AFTER_LONG, True)]:
             tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
             shared: dict[str, Any] = {
-                "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": head_dim, "WINDOW": 4096, "SOFTCAP": 50.0, "PAGE": 256,
-                "BLOCK_D": width,
+                "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": key_dim, "VALUE_DIM": value_dim, "WINDOW": 4096, "CHUNK": 0,
+                "SOFTCAP": 50.0, "PAGE": 256, "BLOCK_D": widths[0], "BLOCK_V": widths[1],
             }  # fmt: skip
             splits = 32 if rows == 1 else 4
-            merged = num_merged(min(rows, tile.rows) * GROUPS, splits, width, tile.warps)
+            merged = num_merged(min(rows, tile.rows) * GROUPS, splits, widths[1], tile.warps)
             own = shared | {
                 "ROWS": tile.rows, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "SPLITS": splits, "MERGED": merged,
             }  # fmt: skip
             yield Variant(
-                f"attention, heads of {head_dim}, {rows} rows{' after a long prefix' if is_long else ''}",
+                f"attention, heads of {name}, {rows} rows{' after a long prefix' if is_long else ''}",
                 attention_kernels.attend, types, own, tile.warps,
                 tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
             )  # fmt: skip
             if rows == ATTENTION_ROWS[0]:
                 keys, warps = block_of_keys(LEAST_ROWS, width, dtype.itemsize), num_warps(LEAST_ROWS, width)
                 yield Variant(
-                    f"attention in order, heads of {head_dim}", invariant_kernels.attend_in_order, types,
+                    f"attention in order, heads of {name}", invariant_kernels.attend_in_order, types,
                     shared | {"BLOCK_M": LEAST_ROWS, "BLOCK_N": keys}, warps, 2, ALL_REGISTERS,
                 )  # fmt: skip
 

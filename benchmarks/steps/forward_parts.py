@@ -61,8 +61,10 @@ class AttentionRecorder(TreeStep):
 
     calls: list[Callable[[], Tensor]] = field(default_factory=list)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
-        self.calls.append(partial(super().attend, layer, query, key, value, how))
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
+    ) -> Tensor:
+        self.calls.append(partial(super().attend, layer, query, key, value, how, is_shared))
         return self.calls[-1]()
 
 
@@ -113,8 +115,8 @@ def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Call
     own, tokens = model.to_device([SequenceRows(tree, cache, 1)])
     step = AttentionRecorder(own.kind, parts=own.parts)
     model.model(
-        input_ids=tokens[None], position_ids=step.positions[None], past_key_values=RowsOnly(model.num_layers),
-        use_cache=True, logits_to_keep=1, step=step,
+        input_ids=tokens[None], position_ids=step.positions[None],
+        past_key_values=RowsOnly(model.num_layers, step.positions), use_cache=True, logits_to_keep=1, step=step,
     )  # fmt: skip
 
     def run() -> None:

@@ -31,7 +31,7 @@ EXTRAS = {
 }
 
 # That of Llama 3.1 8B.
-USUAL_LAYER = LayerKind(8, 4, 128, LayerAttention(128**-0.5))
+USUAL_LAYER = LayerKind(8, 4, 128, 128, LayerAttention(128**-0.5))
 
 
 def inspect() -> Iterator[Finding]:

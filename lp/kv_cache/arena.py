@@ -285,20 +285,24 @@ class PagedCache(KVCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         num_rows = key_states.shape[2]
-        end = self.length + num_rows
         if self.places is None:
             self.settle()
             self.places = self._find_places(num_rows)
-        seen = []
         for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
-            store = owner[layer]
-            store.flatten(0, 1).index_copy_(0, self.places.new, states[0].transpose(0, 1))
-            if self.places.pages is None:
-                pages = store[self.pages[0] : self.pages[-1] + 1]
-            else:
-                pages = store.index_select(0, self.places.pages)
-            seen.append(pages.flatten(0, 1)[:end].transpose(0, 1)[None])
-        return seen[0], seen[1]
+            owner[layer].flatten(0, 1).index_copy_(0, self.places.new, states[0].transpose(0, 1))
+        return self.seen_by(num_rows, layer)
+
+    def seen_by(self, num_rows: int, layer: int) -> tuple[Tensor, Tensor]:
+        return self._seen(self.arena.keys[layer], num_rows), self._seen(self.arena.values[layer], num_rows)
+
+    def _seen(self, store: Tensor, num_rows: int) -> Tensor:
+        """A layer's keys or values of the cached tokens and of a step's rows, [1, heads, length + R, head_dim]."""
+        assert self.places is not None, "a layer of the step has written its rows"
+        if self.places.pages is None:
+            pages = store[self.pages[0] : self.pages[-1] + 1]
+        else:
+            pages = store.index_select(0, self.places.pages)
+        return pages.flatten(0, 1)[: self.length + num_rows].transpose(0, 1)[None]
 
     def _find_places(self, num_rows: int) -> _Places:
         new, pages = self._slots_between(self.length, self.length + num_rows), np.asarray(self.pages, np.int64)

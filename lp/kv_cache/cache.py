@@ -94,6 +94,10 @@ class KVCache(ABC):
         Returns its keys and values [1, heads, length + R, head_dim], which are to be read only.
         """
 
+    @abstractmethod
+    def seen_by(self, num_rows: int, layer: int) -> tuple[Tensor, Tensor]:
+        """What `update` has returned for a layer's rows in this step."""
+
     def keep(self, rows: Sequence[int]) -> None:
         """Appends rows of the last step, a path in ascending order, to the cached sequence.
 
@@ -183,15 +187,25 @@ class KVCache(ABC):
         return was_evicted
 
 
+@dataclass(frozen=True)
+class Offset:
+    """What a model adds to the numbers of its rows, 0 to R - 1, to get their positions."""
+
+    positions: Tensor
+
+    def __radd__(self, numbers: Tensor) -> Tensor:
+        return self.positions
+
+
 class RowsOnly(Cache):
     """What a transformers model is given as its cache: it returns a layer's own rows alone.
 
-    Attention writes them to the sequences' own caches, and reads the prefixes there.
+    Attention writes them to the sequences' own caches, and reads the prefixes there. positions: [R] of the rows.
     """
 
-    def __init__(self, num_layers: int):
+    def __init__(self, num_layers: int, positions: Tensor):
         super().__init__(layers=[])
-        self.num_layers = num_layers
+        self.num_layers, self.positions = num_layers, positions
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -207,8 +221,9 @@ class RowsOnly(Cache):
     def __len__(self) -> int:
         return self.num_layers
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+    def get_seq_length(self, layer_idx: int | None = None) -> int | Offset:
+        """Of a layer it is what makes the rows' positions of their numbers, as positions follow from no length."""
+        return 0 if layer_idx is None else Offset(self.positions)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0

@@ -20,30 +20,30 @@ from lp.platform.library import address
 class ContiguousCache(KVCache):
     """See KVCache: a tensor [1, heads, capacity, head_dim] of keys and one of values for every layer.
 
-    Where all layers are alike, these are parts of one tensor, so that a path is kept by two operations for all layers.
+    Keys and values of one shape are parts of one tensor, so that a path is kept by two operations for all of these.
     """
 
-    def __init__(self, layers: int | Sequence[int], capacity: int, memory: ContiguousMemory | None = None):
-        """layers: indices of those that have keys and values here, or how many first ones. capacity: tokens to allocate
-        memory for. memory: bounds the memory; None is no bound.
+    def __init__(self, num_layers: int, capacity: int, memory: ContiguousMemory | None = None):
+        """num_layers: that have keys and values of their own. capacity: tokens to allocate memory for. memory: bounds
+        the memory; None is no bound.
         """
         super().__init__()
-        self.layers = range(layers) if isinstance(layers, int) else layers
+        self.num_layers = num_layers
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.capacity = pages_of(capacity) * PAGE
         self._memory = memory
         self._granted = 0  # tokens
         self._addresses: np.ndarray | None = None
-        # [2, layers, 1, heads, capacity, head_dim] keys, then values; None while they are not in one tensor.
-        self._together: Tensor | None = None
+        # [n, 1, heads, capacity, head_dim] of each shape: n layers' keys, then values. Empty while a layer is missing.
+        self._stores: list[Tensor] = []
 
     @property
     def num_pages(self) -> int:
         return self._granted // PAGE
 
     def has_room(self, num_tokens: int) -> bool:
-        return num_tokens <= self._granted and self._together is not None
+        return num_tokens <= self._granted and bool(self._stores)
 
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:
@@ -52,9 +52,9 @@ class ContiguousCache(KVCache):
             self.make_room(self.length + num_rows)
 
     def make_room(self, num_tokens: int) -> None:
-        """Allocates memory for so many tokens, and puts all layers together if they can be by now."""
+        """Allocates memory for so many tokens, and puts layers together once all of them are there."""
         grows = num_tokens > self._granted and self._grow(num_tokens)
-        if grows or (self._together is None and self._are_alike()):
+        if grows or (self.is_written and not self._stores):
             self._move()
 
     def _grow(self, needed: int) -> bool:
@@ -74,13 +74,6 @@ class ContiguousCache(KVCache):
             self._granted = self.capacity = num_pages * PAGE
             self._move()
 
-    def allocate(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Allocates every layer's memory on the CPU. shapes: heads and head dimension of each layer."""
-        self.begin(
-            {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in zip(self.layers, shapes, strict=True)},
-            torch.empty(0, dtype=dtype),
-        )
-
     def begin(self, shapes: Mapping[int, LayerShape], like: Tensor) -> None:
         """Allocates every layer's memory, with the number format and on the device of another tensor."""
         for layer, shape in shapes.items():
@@ -88,48 +81,49 @@ class ContiguousCache(KVCache):
             self.values[layer] = like.new_empty(1, shape.heads, 0, shape.value_dim)
         self._move()
 
-    def _are_alike(self) -> bool:
-        """Whether all layers are there and have the same shape."""
-        return self.is_written and len({tensor.shape for tensor in (*self.keys.values(), *self.values.values())}) == 1
-
     @torch.inference_mode()
     def _move(self) -> None:
         """Moves the cached tokens of all layers to new memory with the present capacity."""
-        before = self.keys, self.values
-        self._addresses, self.stores_at = None, 0
-        if self._are_alike():
-            first = self.keys[self.layers[0]]
-            self._together = first.new_empty(2, len(self.layers), *self._shape(first))
-            self.keys, self.values = (dict(zip(self.layers, part, strict=True)) for part in self._together)
-        else:
-            self.keys, self.values = (
-                {layer: tensor.new_empty(self._shape(tensor)) for layer, tensor in store.items()} for store in before
-            )
-        for old, new in zip(before, (self.keys, self.values), strict=True):
-            for layer, tensor in old.items():
-                new[layer][:, :, : self.length] = tensor[:, :, : self.length]
+        before, groups = (self.keys, self.values), self._groups()
+        self._addresses, self.stores_at, self._stores = None, 0, []
+        self.keys, self.values = dict[int, Tensor](), dict[int, Tensor]()
+        for group in groups:
+            like = before[group[0][0]][group[0][1]]
+            store = like.new_empty(len(group), *like.shape[:2], self.capacity, like.shape[3])
+            for (number, layer), part in zip(group, store, strict=True):
+                part[:, :, : self.length] = before[number][layer][:, :, : self.length]
+                (self.keys, self.values)[number][layer] = part
+            self._stores.append(store)
+        if not self.is_written:
+            self._stores = []
+
+    def _groups(self) -> list[list[tuple[int, int]]]:
+        """Keys (0) and values (1) of the layers that are there, with the layer, by their shapes."""
+        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for number, store in enumerate((self.keys, self.values)):
+            for layer, tensor in sorted(store.items()):
+                groups.setdefault((tensor.shape[1], tensor.shape[3]), []).append((number, layer))
+        return list(groups.values())
 
     def addresses(self) -> np.ndarray:
         """[2 * layers] int64 addresses of all layers' keys, then of their values. It holds until the cache grows."""
         if self._addresses is None:
-            tensors = [store[layer] for store in (self.keys, self.values) for layer in self.layers]
+            tensors = [store[layer] for store in (self.keys, self.values) for layer in sorted(store)]
             self._addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
             self.stores_at = address(self._addresses)
         return self._addresses
 
-    def _shape(self, like: Tensor) -> tuple[int, ...]:
-        """The shape of a layer's keys or values with the present capacity."""
-        return *like.shape[:2], self.capacity, like.shape[3]
-
     def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         end = self.length + key_states.shape[2]
-        views = []
         for store, states in ((self.keys, key_states), (self.values, value_states)):
             if layer not in store:
-                store[layer] = states.new_empty(self._shape(states))
+                store[layer] = states.new_empty(*states.shape[:2], self.capacity, states.shape[3])
             store[layer][:, :, self.length : end] = states
-            views.append(store[layer][:, :, :end])
-        return views[0], views[1]
+        return self.seen_by(key_states.shape[2], layer)
+
+    def seen_by(self, num_rows: int, layer: int) -> tuple[Tensor, Tensor]:
+        end = self.length + num_rows
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
     def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
         return torch.cat([part.flatten() for part in self._part(layer, begin, end)])
@@ -159,10 +153,10 @@ class ContiguousCache(KVCache):
             tensor[..., kept, :] = tensor.index_select(tensor.dim() - 2, index)
 
     def _tensors(self) -> list[Tensor]:
-        """All memory: one tensor if all layers are together, else the keys of each layer, then the values of each."""
-        if self._together is not None:
-            return [self._together]
-        return [store[layer] for store in (self.keys, self.values) for layer in sorted(store)]
+        """All memory: one tensor of each shape, or before all layers are there one of each layer, in the same order."""
+        if self._stores:
+            return self._stores
+        return [(self.keys, self.values)[number][layer] for group in self._groups() for number, layer in group]
 
     @torch.inference_mode()
     def export(self, begin: int, end: int) -> Tensor:
@@ -181,7 +175,7 @@ class ContiguousCache(KVCache):
     def _fork(self, length: int) -> ContiguousCache:
         memory = self._memory
         if memory is None:
-            copy = ContiguousCache(self.layers, length)
+            copy = ContiguousCache(self.num_layers, length)
             copy.reserve(length)
         else:
             copy = memory.open(length)
@@ -193,13 +187,13 @@ class ContiguousCache(KVCache):
 
     def _release(self) -> None:
         self.keys, self.values = {}, {}
-        self._together = self._addresses = None
+        self._stores, self._addresses = [], None
         self.length = self.stores_at = self._granted = self.capacity = 0
 
     @property
     def is_written(self) -> bool:
         """Whether every layer's memory is allocated, which happens when the layer is first written."""
-        return len(self.keys) == len(self.layers)
+        return len(self.keys) == self.num_layers
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
@@ -218,13 +212,13 @@ class ContiguousCache(KVCache):
 class ContiguousMemory(KVMemory):
     """See KVMemory. It counts pages; each cache allocates its own memory."""
 
-    def __init__(self, layers: int | Sequence[int], num_pages: int = sys.maxsize):
-        """layers: see ContiguousCache."""
+    def __init__(self, num_layers: int, num_pages: int = sys.maxsize):
+        """num_layers: that are held here, and have keys and values of their own."""
         super().__init__(num_pages)
-        self._layers = layers
+        self._num_layers = num_layers
 
     def open(self, capacity: int = 0) -> ContiguousCache:
-        cache = ContiguousCache(self._layers, capacity, self)
+        cache = ContiguousCache(self._num_layers, capacity, self)
         self._add(cache)
         return cache
 

@@ -1,8 +1,9 @@
 """Tree attention, as an attention function of transformers' AttentionInterface.
 
 A row sees the whole cached prefix, its own ancestors and itself. In a sliding-window layer it sees only those of them
-that are less than the window's size away. The step reaches the function as an argument of the model's forward. Knows
-nothing of how attention is computed: that is in lp/model/kernels.py.
+that are less than the window's size away, and in a layer with chunks those of its own chunk of positions. The step
+reaches the function as an argument of the model's forward. Knows nothing of how attention is computed: that is in
+lp/model/kernels.py.
 
 The rows of several sequences go through the model together; only in attention is each sequence by itself.
 
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +29,16 @@ from lp.model.recurrent.base import Piece, RecurrentLayer, split, walk
 from lp.tree import NO_ROWS, TokenTree
 
 NAME = "token_tree"
+# The type of layers whose rows see keys of their own chunk alone.
+CHUNKED = "chunked_attention"
 # Arguments that models pass to an attention function and that tree attention may ignore.
 UNDERSTOOD = {
     "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "is_causal",
     "layer_idx", "cache_position",
 }  # fmt: skip
-# A mask depends on two facts about a layer: its sliding window, and its number of query heads for each key/value head.
-MaskKey = tuple[int | None, int]
+# A mask depends on three facts about a layer: its sliding window, the size of its chunks, and its number of query heads
+# for each key/value head.
+MaskKey = tuple[int | None, int | None, int]
 
 
 @dataclass
@@ -53,7 +58,8 @@ class Step(ABC):
     """What all layers share in one forward: which keys each row sees. Every forward gets a new one.
 
     incoming, outgoing: hidden states [1, R, hidden] between the stages of a pipeline. layers_seen, windows_seen: the
-    layers that have called tree attention so far, and their sliding windows.
+    layers that have called tree attention so far, and their sliding windows. owners: by ids of keys and values, these
+    and the first layer that was given them.
     """
 
     kind: AttentionKind
@@ -61,16 +67,31 @@ class Step(ABC):
     outgoing: Tensor | None = None
     layers_seen: list[int] = field(default_factory=list)
     windows_seen: set[int | None] = field(default_factory=set)
+    owners: dict[tuple[int, int], tuple[ReferenceType[Tensor], ReferenceType[Tensor], int]] = field(
+        default_factory=dict
+    )
 
     @abstractmethod
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
+    ) -> Tensor:
         """Writes the rows' key and value to the cache and computes one layer's attention over prefix and rows: query
         [1, H*G, R, D], key and value [1, H, R, D] -> [1, R, H*G, D].
+
+        layer: whose keys and values are read. is_shared: whether that is an earlier layer, which has written them.
         """
 
     def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
         """Computes what the rows read of a recurrent layer's states; see RecurrentStep."""
         raise NotImplementedError
+
+    def owner(self, layer: int, key: Tensor, value: Tensor) -> int:
+        """The layer whose key and value these are: an earlier one if a model gives several layers the same tensors."""
+        which = id(key), id(value)
+        if (known := self.owners.get(which)) is not None and known[0]() is key and known[1]() is value:
+            return known[2]
+        self.owners[which] = ref(key), ref(value), layer
+        return layer
 
 
 @dataclass
@@ -101,31 +122,52 @@ class TreeRows:
         """See `split`."""
         return split(self.tree.parents, self.visibility, self.cached, self.num_certain, self.states)
 
-    def mask(self, sliding_window: int | None, group: int) -> Tensor:
+    def mask(self, how: LayerAttention, group: int) -> Tensor:
         """Additive mask [G*R, M], repeated for each of G = `group` query heads: 0 where a row sees a key, else -inf.
 
-        It covers the last M keys: the rows' own, and in a sliding-window layer also the keys of the prefix that some
-        row may see. Each mask is made when a layer first needs it.
+        It covers the last M keys: the rows' own, and in a layer with a sliding window or chunks also the keys of the
+        prefix that some row may see. Each mask is made when a layer first needs it.
         """
-        if (sliding_window, group) not in self.masks:
+        which = how.sliding_window, how.chunk_size, group
+        if which not in self.masks:
             visible = self.visibility
-            if sliding_window is not None:
-                num_near = min(self.cached, sliding_window - 1)
-                near = torch.arange(self.cached - num_near, self.cached, device=visible.device)
-                keys = torch.cat([near, self.positions])
-                visible = torch.cat([visible.new_ones(len(visible), num_near), visible], dim=1)
-                visible = visible & (self.positions[:, None] - keys[None, :] < sliding_window)
+            if not how.sees_all:
+                visible = self._near(how)
             mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
-            mask = mask.masked_fill_(~visible, float("-inf")).repeat(group, 1)
-            self.masks[sliding_window, group] = mask
-        return self.masks[sliding_window, group]
+            self.masks[which] = mask.masked_fill_(~visible, float("-inf")).repeat(group, 1)
+        return self.masks[which]
+
+    def _near(self, how: LayerAttention) -> Tensor:
+        """Which of the last M keys each row sees, bool [R, M], in a layer with a sliding window or chunks."""
+        num_near = self.cached if how.sliding_window is None else min(self.cached, how.sliding_window - 1)
+        if how.chunk_size is not None:
+            num_near = min(num_near, self.cached % how.chunk_size)
+        keys = torch.cat(
+            [torch.arange(self.cached - num_near, self.cached, device=self.positions.device), self.positions]
+        )
+        visible = torch.cat([self.visibility.new_ones(len(self.visibility), num_near), self.visibility], dim=1)
+        if how.sliding_window is not None:
+            visible = visible & (self.positions[:, None] - keys[None, :] < how.sliding_window)
+        if how.chunk_size is not None:
+            visible = visible & (self.positions[:, None] // how.chunk_size == keys[None, :] // how.chunk_size)
+        return visible
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind, how: LayerAttention
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kind: AttentionKind,
+        how: LayerAttention,
+        is_shared: bool,
     ) -> Tensor:
         """See Step; for the rows of this sequence alone."""
-        mask = self.mask(how.sliding_window, query.shape[1] // key.shape[1])
-        keys, values = self.cache.update(key, value, layer)
+        mask = self.mask(how, query.shape[1] // key.shape[1])
+        if is_shared:
+            keys, values = self.cache.seen_by(key.shape[2], layer)
+        else:
+            keys, values = self.cache.update(key, value, layer)
         return attend(query, keys, values, mask, kind, how)
 
 
@@ -143,11 +185,13 @@ class TreeStep(Step):
         """[R] of all rows."""
         return torch.cat([part.positions for part in self.parts])
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
+    ) -> Tensor:
         sizes = [len(part.positions) for part in self.parts]
         queries, keys, values = (states.split(sizes, dim=2) for states in (query, key, value))
         of_parts = zip(self.parts, queries, keys, values, strict=True)
-        return torch.cat([part.attend(layer, q, k, v, self.kind, how) for part, q, k, v in of_parts], dim=1)
+        return torch.cat([part.attend(layer, q, k, v, self.kind, how, is_shared) for part, q, k, v in of_parts], dim=1)
 
     def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
         sizes = [len(part.positions) for part in self.parts]
@@ -182,7 +226,16 @@ def tree_attention(
     step.layers_seen.append(layer)
     step.windows_seen.add(sliding_window)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return step.attend(layer, query, key, value, LayerAttention(scale, sliding_window, softcap or None)), None
+    how = LayerAttention(scale, sliding_window, softcap or None, _chunk_size(module, layer))
+    owner = step.owner(layer, key, value)
+    return step.attend(owner, query, key, value, how, is_shared=owner != layer), None
+
+
+def _chunk_size(module: nn.Module, layer: int) -> int | None:
+    """The size of a layer's chunks, which models do not tell their attention function."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    return getattr(config, "attention_chunk_size", None) if kinds and kinds[layer] == CHUNKED else None
 
 
 def register() -> None:

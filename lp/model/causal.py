@@ -33,6 +33,7 @@ from lp.model.fast_forward import (
 from lp.model.gpu.device import attention_of_torch, current
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
+from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
 from lp.model.recurrent.kinds import attention_layers, replace_layers
@@ -78,7 +79,7 @@ class CausalModel:
         self.attention_layers = attention_layers(model.config, self.layers)
         self.recurrent_layers = replace_layers(model)
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
-        self.memory: KVMemory = ContiguousMemory(self.attention_layers)
+        self.memory: KVMemory = ContiguousMemory(len(self.attention_layers))
         self.memory.keeps_states = self.is_recurrent
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
@@ -86,9 +87,8 @@ class CausalModel:
 
     def _find_attention_kind(self, kind: AttentionKind) -> AttentionKind:
         """Which kind of attention a setting means here."""
-        config = self.model.config.get_text_config(decoder=True)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return resolve_kind(kind, self.device, self.dtype, head_dim)
+        dims = sorted({dim for layer in self.layers for dim in head_dims(self.model.config, layer)})
+        return resolve_kind(kind, self.device, self.dtype, dims)
 
     @property
     def hidden_size(self) -> int:
@@ -233,12 +233,12 @@ class CausalModel:
         """
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
-        step.incoming, answered = incoming, answered_rows(given)
+        step.incoming, answered, positions = incoming, answered_rows(given), step.positions
         with current(self.device), attention_of_torch(self.device):
             output = self.model(
                 input_ids=tokens[None],
-                position_ids=step.positions[None],
-                past_key_values=RowsOnly(self.num_layers),
+                position_ids=positions[None],
+                past_key_values=RowsOnly(self.num_layers, positions),
                 use_cache=True,
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),

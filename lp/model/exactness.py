@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lp.model.attention import TreeStep
+from lp.model.attention import CHUNKED, TreeStep
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.probes import Probes
@@ -17,7 +17,7 @@ from lp.model.recurrent.kinds import TYPES, is_family
 from lp.model.reference import Probe, Reference, make_references, sliding_window
 from lp.tree import chain
 
-KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+KNOWN_LAYERS = {"full_attention", "sliding_attention", CHUNKED}
 
 
 class UnsupportedArchitecture(ValueError):
@@ -33,8 +33,7 @@ def check_config(config: PreTrainedConfig) -> None:
     unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS - (TYPES if is_family(config) else set()))
     if unknown:
         raise UnsupportedArchitecture(
-            f"{name} has layers of type {', '.join(unknown)}; "
-            f"only {' and '.join(sorted(KNOWN_LAYERS))} can branch exactly"
+            f"{name} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can branch exactly"
         )
 
 

@@ -11,6 +11,7 @@ long part. Knows nothing of models or caches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -54,48 +55,57 @@ class LayerAttention:
     """How a layer's attention is to be computed.
 
     scale: factor of the scores. sliding_window: a row sees keys that are less than this away; None is all of them.
-    softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2.
+    softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2. chunk_size: a row sees keys of its own chunk of
+    so many positions, as in Llama 4; None is all of them.
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
+    chunk_size: int | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a row sees all of the prefix, however long it is."""
+        return self.sliding_window is None and self.chunk_size is None
 
 
-def resolve_kind(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKind:
+def resolve_kind(
+    kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dims: Sequence[int]
+) -> AttentionKind:
     """Resolves `auto` to the best kind that can be used here; returns any other kind unchanged.
 
-    Raises UnsupportedAttention for a kind that cannot be used here.
+    head_dims: of all layers. Raises UnsupportedAttention for a kind that cannot be used here.
     """
     if kind is AttentionKind.auto:
         usable = (AttentionKind.two_part, AttentionKind.flash, AttentionKind.varlen)
-        return next((one for one in usable if not _obstacle(one, device, dtype, head_dim)), AttentionKind.sdpa)
-    if obstacle := _obstacle(kind, device, dtype, head_dim):
-        instead = resolve_kind(AttentionKind.auto, device, dtype, head_dim)
+        return next((one for one in usable if not _obstacle(one, device, dtype, head_dims)), AttentionKind.sdpa)
+    if obstacle := _obstacle(kind, device, dtype, head_dims):
+        instead = resolve_kind(AttentionKind.auto, device, dtype, head_dims)
         raise UnsupportedAttention(
             f"attention={kind} cannot be used: {obstacle}; use attention=auto, which is {instead} here"
         )
     return kind
 
 
-def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+def _obstacle(kind: AttentionKind, device: torch.device, dtype: torch.dtype, head_dims: Sequence[int]) -> str:
     """The reason why a kind cannot be used; empty if it can be."""
     if kind is AttentionKind.two_part:
         return "" if device.type == "cpu" else "it is for the CPU"
     if kind not in GPU_KINDS:
         return ""
     missing = flash.missing_package() if kind is AttentionKind.flash else ""
-    return missing or flash.obstacle(device, dtype, head_dim)
+    return missing or next(filter(None, (flash.obstacle(device, dtype, dim) for dim in head_dims)), "")
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention) -> Tensor:
     """query [1, H*G, R, D], key and value [1, H, S, D] -> [1, R, H*G, D].
 
     mask: [G*R, M] additive, for the last M keys, repeated for each of the G query heads. All rows see the keys before
-    those; in a layer with a sliding window no row sees them.
+    those; in a layer with a sliding window or chunks no row sees them.
     """
     num_before = key.shape[2] - mask.shape[1]
-    if how.sliding_window is not None:
+    if not how.sees_all:
         key, value, num_before = key[:, :, num_before:], value[:, :, num_before:], 0
     if kind in (AttentionKind.two_part, *GPU_KINDS) and not how.softcap and key.shape[3] == value.shape[3]:
         out = _in_parts(query, key, value, mask, kind, how.scale, num_before)

@@ -19,6 +19,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, KVMemory, LayerShape, pages_of
 from lp.kv_cache.contiguous import ContiguousMemory
 from lp.kv_cache.recurrent import MOST_STATES
+from lp.model.layers import cached_layers, head_counts, head_dims
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.weight_files import FLOATING
 
@@ -113,10 +114,8 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
     """Bytes that the keys and values of `num_tokens` tokens take in all layers."""
-    text: Any = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * text.num_hidden_layers * heads * head_dim * num_tokens * dtype.itemsize
+    per_token = sum(head_counts(config, layer)[1] * sum(head_dims(config, layer)) for layer in cached_layers(config))
+    return per_token * num_tokens * dtype.itemsize
 
 
 log = logging.getLogger("lookahead")
@@ -198,12 +197,12 @@ def make_memory(
     Raises ValueError if one sequence does not fit.
     """
     if not shapes:
-        return ContiguousMemory([])
+        return ContiguousMemory(0)
     page_bytes = PAGE * dtype.itemsize * sum(shape.numbers for shape in shapes.values())
     num_pages = count_pages(bound, page_bytes, device, max_length)
     if device.type == "cuda":
         return Arena(shapes, num_layers, num_pages, dtype, device)
-    return ContiguousMemory(sorted(shapes), num_pages)
+    return ContiguousMemory(len(shapes), num_pages)
 
 
 def count_pages(bound: Bound, page_bytes: float, device: torch.device, max_length: int) -> int:

@@ -105,6 +105,9 @@ class PlainCache(KVCache):
     def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         raise AssertionError("transformers' own attention writes to its own cache")
 
+    def seen_by(self, num_rows: int, layer: int) -> tuple[Tensor, Tensor]:
+        raise AssertionError("transformers' own attention reads its own cache")
+
     def export(self, begin: int, end: int) -> Tensor:
         raise AssertionError("a plain cache stays where it is")
 

@@ -81,6 +81,9 @@ def make_references(model: CausalModel, probes: Probes | None = None) -> list[Re
     lengths = [NUM_CACHED]
     if window and NUM_CACHED <= window <= LONGEST_WINDOW:
         lengths.append(min(window + 2, model.max_length - len(PATHS[0])))
+    chunk = chunk_size(model)
+    if chunk and NUM_CACHED < chunk <= LONGEST_WINDOW:
+        lengths.append(min(chunk - 1, model.max_length - len(PATHS[0])))  # a tree's paths cross the end of a chunk
     references = [_make_reference(model, texts, length) for length in lengths]
     if model.device.type == "cuda":
         length = min(PROMPT_CACHED + PROMPT_ROWS, model.max_length - len(PATHS[0]))
@@ -117,6 +120,15 @@ def sliding_window(model: CausalModel) -> int | None:
     window = getattr(config, "sliding_window", None)
     is_used = layers is None or "sliding_attention" in {layers[layer] for layer in model.layers}
     return window if window and is_used and window < model.max_length else None
+
+
+def chunk_size(model: CausalModel) -> int | None:
+    """The size of chunks in the model's configuration, if a layer held here has chunks and texts can be longer."""
+    config = model.model.config.get_text_config(decoder=True)
+    layers = getattr(config, "layer_types", None)
+    if not layers or attention.CHUNKED not in {layers[layer] for layer in model.layers}:
+        return None
+    return config.attention_chunk_size if config.attention_chunk_size < model.max_length else None
 
 
 def _needs_eager(model: CausalModel) -> bool:

@@ -171,6 +171,11 @@ def with_first_layers(config: PreTrainedConfig, num_layers: int, role: str) -> P
     if not 1 <= num_layers < (whole := text.num_hidden_layers):
         fix = f"give from 1 to {whole - 1}" if whole > 1 else f"give another model by {role}.path"
         raise ValueError(f"{role}.layers={num_layers} must be fewer than the model's own, and it has {whole}; {fix}")
+    if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "hidden_size_per_layer_input", 0):
+        raise ValueError(
+            f"{role}.layers={num_layers}: the model's layers share keys and values, or read embeddings of their own, "
+            f"so its first layers are no model; give another model by {role}.path"
+        )
     text.num_hidden_layers = num_layers
     if isinstance(kinds := getattr(text, "layer_types", None), list):
         text.layer_types = kinds[:num_layers]

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.layers import head_counts, head_dims
 from lp.model.weight_files import Shard
 
 COLUMN, ROW = "colwise", "rowwise"
@@ -30,12 +31,6 @@ EXPERTS = "moe_tp_experts"
 STYLES = {COLUMN, ROW, COLUMN_WHOLE_OUTPUT, ROW_WHOLE_INPUT, PACKED_COLUMN}
 # By the name of each split module: the range of outputs (of a column-parallel module) or inputs of every rank.
 Slices = Mapping[str, list[range]]
-
-
-def head_counts(config: PreTrainedConfig) -> tuple[int, int]:
-    """The numbers of a model's query heads and key/value heads."""
-    text: Any = config.get_text_config(decoder=True)
-    return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def slices(model: PreTrainedModel, styles: Mapping[str, str], degree: int, multiple: int = 1) -> Slices:
@@ -86,11 +81,13 @@ def is_known_mixture(module: Any) -> bool:
     return names == {"gate_up_proj" if module.has_gate else "up_proj", "down_proj"}
 
 
-def own_heads(config: PreTrainedConfig, styles: Mapping[str, str], rank: int, degree: int) -> HeadShare:
-    """The heads that a rank computes and caches: all of them if the plan gives every rank all queries and keys."""
+def own_heads(config: PreTrainedConfig, styles: Mapping[str, str], rank: int, degree: int, layer: int = 0) -> HeadShare:
+    """The heads of a layer that a rank computes and caches: all of them if the plan gives every rank all queries and
+    keys.
+    """
     if not _split_attention(styles):
         rank, degree = 0, 1
-    return deal_heads(*head_counts(config), degree)[rank]
+    return deal_heads(*head_counts(config, layer), degree)[rank]
 
 
 def count_own_heads(model: PreTrainedModel, styles: Mapping[str, str], rank: int, degree: int) -> None:
@@ -99,9 +96,9 @@ def count_own_heads(model: PreTrainedModel, styles: Mapping[str, str], rank: int
     Modules whose projections give every rank the whole output keep the numbers of the whole model. Raises
     UnsupportedArchitecture for a weight that spans all heads, such as that of a norm over the whole width of queries.
     """
-    own = own_heads(model.config, styles, rank, degree)
     for name in _split_attention(styles):
         attention = model.get_submodule(name)
+        own = own_heads(model.config, styles, rank, degree, _layer_of(attention))
         _check_spans(model, name, attention, styles)
         for attribute, number in _numbers_of(own, _head_dim(model, attention)).items():
             if hasattr(attention, attribute):
@@ -151,9 +148,10 @@ def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int, multi
 
 def _slices_by_head(model: PreTrainedModel, name: str, size: int, degree: int) -> list[range]:
     """Each rank's outputs or inputs of a module of attention: those of its query heads, or of its key/value heads."""
-    num_query, num_key_value = head_counts(model.config)
+    attention = model.get_submodule(name.rpartition(".")[0])
+    num_query, num_key_value = head_counts(model.config, _layer_of(attention))
     held = deal_heads(num_query, num_key_value, degree)
-    head_dim = _head_dim(model, model.get_submodule(name.rpartition(".")[0]))
+    head_dim = _head_dim(model, attention)
     if size == num_query * head_dim or (num_query == num_key_value and size % num_query == 0):
         return _scaled([share.query for share in held], size // num_query)
     if size == num_key_value * head_dim:
@@ -174,14 +172,18 @@ def _scaled(heads: list[range], width: int) -> list[range]:
 
 def _head_dim(model: PreTrainedModel, attention: nn.Module) -> int:
     """The width of a head in an attention module."""
-    text: Any = model.config.get_text_config(decoder=True)
-    known = [getattr(attention, "head_dim", None), getattr(attention, "head_size", None), getattr(text, "head_dim", 0)]
-    return next((number for number in known if number), text.hidden_size // text.num_attention_heads)
+    own = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
+    return own or head_dims(model.config, _layer_of(attention))[0]
+
+
+def _layer_of(attention: Any) -> int:
+    """The index of the layer of an attention module."""
+    return getattr(attention, "layer_idx", None) or 0
 
 
 def _check_spans(model: PreTrainedModel, name: str, attention: nn.Module, styles: Mapping[str, str]) -> None:
     """Raises UnsupportedArchitecture for a weight of a split attention module that is as wide as all heads together."""
-    numbers, head_dim = head_counts(model.config), _head_dim(model, attention)
+    numbers, head_dim = head_counts(model.config, _layer_of(attention)), _head_dim(model, attention)
     wide = {shape for number in numbers for shape in ((number, head_dim), (number * head_dim,))} - {(head_dim,)}
     for weight_name, weight in _unsplit(name, attention, styles):
         if tuple(weight.shape) in wide:

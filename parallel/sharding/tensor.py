@@ -25,6 +25,7 @@ from lp.model.checkpoint import Reader
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.gpu.cuda_graphs import Capture, capture_on_gpu
 from lp.model.kernels import UnsupportedAttention
+from lp.model.layers import head_counts
 from lp.model.program.group import all_gather, all_reduce, row_in_part
 from lp.model.program.record import recorder
 from lp.model.quantization.model import empty_model
@@ -43,7 +44,6 @@ from parallel.sharding.slices import (
     STYLES,
     Slices,
     count_own_heads,
-    head_counts,
     is_known_mixture,
     shards,
     slices,
@@ -85,7 +85,13 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
     name = (config.architectures or [config.model_type])[0]
     if not has_tensor_plan(config):
         raise UnsupportedArchitecture(f"{name} has no tensor-parallel plan; use parallel=lp, or parallel=single")
-    num_query, num_key_value = head_counts(config)
+    layers = range(config.get_text_config(decoder=True).num_hidden_layers)
+    for num_query, num_key_value in dict.fromkeys(head_counts(config, layer) for layer in layers):
+        _check_heads(name, num_query, num_key_value, degree)
+
+
+def _check_heads(name: str, num_query: int, num_key_value: int, degree: int) -> None:
+    """Raises ValueError for numbers of heads that `degree` ranks cannot share."""
     if degree > num_query:
         raise ValueError(
             f"parallel.tp={degree} is more than the {num_query} attention heads of {name}, so that a rank would have "

@@ -46,17 +46,19 @@ class PagedStep(Step):
         if key not in self.masks:
             seen = self.given.visibility
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
-            self.masks[key] = mask.repeat(key[1], 1)
+            self.masks[key] = mask.repeat(key[-1], 1)
         return self.masks[key]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
+    ) -> Tensor:
         if obstacle := _obstacle(key, value, how):
             raise UnsupportedAttention(obstacle)
-        for store, rows in ((self.arena.keys[layer], key), (self.arena.values[layer], value)):
+        for store, rows in () if is_shared else ((self.arena.keys[layer], key), (self.arena.values[layer], value)):
             store.flatten(0, 1).index_copy_(0, self.given.slots, rows[0].transpose(0, 1))
         if self.before_attention is not None:
             self.before_attention(layer)
-        mask = self.mask((how.sliding_window, query.shape[1] // key.shape[1]))
+        mask = self.mask((how.sliding_window, how.chunk_size, query.shape[1] // key.shape[1]))
         tail = masked_part(query, key, value, mask, how.scale)
         return merge(*self._prefix_part(query, layer, how.scale), *tail).transpose(1, 2).contiguous()
 
@@ -77,8 +79,8 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
     """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
     if how.softcap:
         return "the scores of a layer are soft-capped"
-    if how.sliding_window is not None:
-        return "a layer has a sliding window"
+    if not how.sees_all:
+        return "a layer has a sliding window or chunks"
     if key.shape[3] != value.shape[3]:
         return f"a layer's keys have {key.shape[3]} dimensions and its values {value.shape[3]}"
     return ""
@@ -111,7 +113,7 @@ class PagedForward:
         output = self.model(
             input_ids=given.tokens[None],
             position_ids=given.positions[None],
-            past_key_values=RowsOnly(self.arena.num_layers),
+            past_key_values=RowsOnly(self.arena.num_layers, given.positions),
             use_cache=True,
             logits_to_keep=max(1, answered) if isinstance(answered, int) else answered,  # 0 would mean all of them
             step=step,

@@ -41,7 +41,7 @@ def test_the_attention_of_prompts_is_tried(triton: None, flash_attn: Any, monkey
     monkeypatch.setattr(prompts, "TIMED", (8, 4))
     monkeypatch.setattr(prompts, "CHECKED", ((9, 3),))
     monkeypatch.setattr(prompts, "LEAST_ROWS", 8)
-    monkeypatch.setattr(software, "USUAL_LAYER", LayerKind(1, 2, 16, LayerAttention(0.25)))
+    monkeypatch.setattr(software, "USUAL_LAYER", LayerKind(1, 2, 16, 16, LayerAttention(0.25)))
     found = software.prompts(has_gpu=True)
     assert found.text == (
         "flash-attn (1.00 ms for 8 rows after 4 tokens; torch's FlashAttention 2.00 ms; the Triton kernel 4.00 ms), "

@@ -19,7 +19,7 @@ GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 
 
 def resolve(kind: str = "auto", dtype: torch.dtype = HALF, head_dim: int = 64) -> AttentionKind:
-    return resolve_kind(AttentionKind(kind), GPU, dtype, head_dim)
+    return resolve_kind(AttentionKind(kind), GPU, dtype, [head_dim])
 
 
 def test_torchs_own_function_is_enough() -> None:

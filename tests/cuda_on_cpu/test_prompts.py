@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("few_prompts")
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 THIRD, SECOND, TORCHS = flash.KERNELS
 PLAIN, NEAR, CAPPED = (
-    LayerKind(2, groups, 16, how)
+    LayerKind(2, groups, 16, 16, how)
     for groups, how in ((2, LayerAttention(0.25)), (1, LayerAttention(0.3, 24)), (3, LayerAttention(0.25, 24, 5.0)))
 )
 

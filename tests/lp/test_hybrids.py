@@ -176,7 +176,7 @@ def test_requests_that_lose_their_memory_yield_the_same(
     }
     checkpoint = engine_of(architecture).checkpoint
     assert serve(Engine(checkpoint), prompts) == expected
-    memory = ContiguousMemory(checkpoint.model.attention_layers, 5)
+    memory = ContiguousMemory(len(checkpoint.model.attention_layers), 5)
     memory.keeps_states = True
     monkeypatch.setattr(checkpoint.model, "memory", memory)
     drop, dropped = SingleDevice.drop, list[str]()

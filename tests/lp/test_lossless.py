@@ -14,7 +14,7 @@ from lp import Auto, Autoregressive, Engine, Jacobi, Lookahead, PromptLookup, Sa
 from lp.engine.input import RequestBuilder
 from lp.request import Completion, DecodingMethod
 from lp.runner.single_device import SingleDevice
-from tests.models import ARCHITECTURES, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
+from tests.models import ARCHITECTURES, ATTENTION_KINDS, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
 from tests.slow import slow_except
 
 GREEDY = Sampling(temperature=0.0)
@@ -49,7 +49,7 @@ def decode(engine: Engine, prompt: list[int], how: DecodingMethod, num_tokens: i
     return engine.generate(prompt, decode=how, sampling=GREEDY, stopping=stop).token_ids
 
 
-@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, *QUICK))
+@pytest.mark.parametrize("architecture", slow_except([*ARCHITECTURES, *ATTENTION_KINDS], *QUICK, "gemma4", "llama4"))
 def test_every_architecture_with_every_method(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
@@ -63,7 +63,7 @@ def test_every_architecture_with_every_method(
                 assert decode(engine, prompt, settings(method, size), NUM_TOKENS) == expected, (length, method, size)
 
 
-@pytest.mark.parametrize("architecture", slow_except(ARCHITECTURES, *QUICK))
+@pytest.mark.parametrize("architecture", slow_except([*ARCHITECTURES, *ATTENTION_KINDS], *QUICK))
 def test_every_architecture_with_a_wide_window_and_a_long_prompt(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

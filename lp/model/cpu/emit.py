@@ -34,7 +34,7 @@ INDENT = "    "
 
 @dataclass(frozen=True)
 class Layer:
-    """An argument that is the number of a layer."""
+    """An argument that is the place of a layer among those that have keys and values of their own."""
 
     number: int
 
@@ -62,7 +62,7 @@ class StageWriter:
     """Writes one function.
 
     shared: the values that other stages use as well. packed: keys of the weights that are packed for products. formats:
-    the names of the structs of quantised weights' formats.
+    the names of the structs of quantised weights' formats. layers: those that have keys and values of their own.
     """
 
     def __init__(
@@ -71,11 +71,13 @@ class StageWriter:
         shared: set[int],
         packed: set[WeightKey],
         formats: Mapping[WeightFormat, str],
+        layers: list[int],
     ):
         self._statements = statements
         self._shared = shared
         self._packed = packed
         self._formats = formats
+        self._layers = layers
         self._arguments: list[Argument] = []
         self._names: dict[int, str] = {}
         self._uses = Counter(id(one.source) for statement in statements for one in reads(statement))
@@ -227,7 +229,7 @@ class StageWriter:
         self._close(len(sizes) - 1)
 
     def _keep(self, statement: Keep) -> None:
-        layer, source = Layer(statement.layer), statement.source
+        layer, source = Layer(self._layers.index(statement.layer)), statement.source
         name, stride = self._name(source.source), source.strides[0] if source.strides else 0
         number = next((n for n, one in enumerate(self._arguments) if one == layer), len(self._arguments))
         if number == len(self._arguments):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.kv_cache.cache import KVCache
+from lp.kv_cache.cache import KVCache, LayerShape
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.cpu.binding import Bound, BoundInstruction
 from lp.model.cpu.collectives import Collectives
@@ -49,10 +49,10 @@ class NativeForward(FastForward):
         instructions: list[BoundInstruction],
         memory: RowMemory,
         library: ctypes.CDLL,
-        cache_shapes: list[tuple[int, int]],
+        cache_shapes: dict[int, LayerShape],
         dtype: torch.dtype,
     ):
-        """cache_shapes: heads and head dimension of each layer's keys and values. dtype: the cache's."""
+        """cache_shapes: of the layers that have keys and values of their own. dtype: the cache's."""
         self._tokens, self._positions, self._output_value = program.tokens, program.positions, program.output
         self._incoming, self._gives_logits = program.incoming, program.gives_logits
         self._hidden = program.hidden  # if it is known, its values are there after each step
@@ -77,6 +77,7 @@ class NativeForward(FastForward):
 
     @property
     def num_layers(self) -> int:
+        """The number of layers that have keys and values of their own."""
         return len(self._cache_shapes)
 
     def with_hidden(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -135,7 +136,7 @@ class NativeForward(FastForward):
         """The cache, with memory for every layer whose addresses are known."""
         assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
         if not cache.is_written:
-            cache.allocate(self._cache_shapes, self._dtype)
+            cache.begin(self._cache_shapes, torch.empty(0, dtype=self._dtype))
         cache.addresses()
         return cache
 
@@ -174,15 +175,16 @@ class NativeForward(FastForward):
             received.copy_(all_gather(sent, tuple(sizes), group))
 
     def _segments(self) -> Iterator[tuple[int, int, int | None]]:
-        """The instructions [begin, end) from one attention to the next, each with the layer whose attention is its
-        first; None for those before the first attention.
+        """The instructions [begin, end) from one attention to the next, each with the layer whose keys and values its
+        first one reads; None for those before the first attention.
         """
-        begin, layer = 0, None
+        begin, layer, layers = 0, None, list(self._cache_shapes)
         for number, one in enumerate(self._instructions):
             if one.kind == ATTENTION:
                 yield begin, number, layer
-                begin, layer = number, one.arguments[-1]
-                assert isinstance(layer, int)
+                place = one.arguments[-1]
+                assert isinstance(place, int)
+                begin, layer = number, layers[place]
         yield begin, len(self._instructions), layer
 
     def _fill_table(self) -> None:

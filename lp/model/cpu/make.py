@@ -35,8 +35,8 @@ def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> N
         if not is_checked:
             _check_general(model, source)
         library, instructions = made.result()
-    shapes = cache_shapes(program, len(model.layers))
-    return NativeForward(program, instructions, RowMemory(source.shared), library, shapes, model.dtype)
+    memory = RowMemory(source.shared)
+    return NativeForward(program, instructions, memory, library, cache_shapes(program), model.dtype)
 
 
 def _check_general(model: CausalModel, source: Source) -> None:

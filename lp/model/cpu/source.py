@@ -19,6 +19,7 @@ from lp.model.program.steps import (
     Collective,
     ExpertProduct,
     Gather,
+    Keep,
     Product,
     Program,
     Shared,
@@ -78,12 +79,12 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
     formats = _formats(program)
-    attends = [n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared)]
-    last_attention = attends[-1] if program.gives_logits else len(stages)  # hidden states are wanted of all rows
+    layers = program.cached_layers
+    last_attention = _last_attention(stages) if program.gives_logits else len(stages)  # hidden states: of all rows
     for number, stage in enumerate(stages):
         is_last = number >= last_attention
         if stage.statements:
-            function = StageWriter(stage.statements, shared, packed, formats).write()
+            function = StageWriter(stage.statements, shared, packed, formats, layers).write()
             at = functions.setdefault(function.body, len(functions))
             instructions.append(Instruction(FUNCTION, at, number, is_last, tuple(function.arguments)))
         for step in stage.shared:
@@ -109,10 +110,19 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
                 at = attentions.setdefault(_attention(step), len(attentions))
                 assert isinstance(step.query.source, Value)
-                values = step.query.source, step.query.start, step.query.source.width, step.out, step.layer
-                instructions.append(Instruction(ATTENTION, at, number, is_last, values))
+                values = step.query.source, step.query.start, step.query.source.width, step.out
+                instructions.append(Instruction(ATTENTION, at, number, is_last, (*values, layers.index(step.layer))))
     text = _text(list(functions), list(attentions), FORMATS[dtype], formats)
     return Source(text, instructions, [lives[key] for key in lives if key in shared], formats)
+
+
+def _last_attention(stages: list[Stage]) -> int:
+    """The first stage of attention behind which no keys and values are written: from there on, rows whose logits are
+    not wanted need not be computed.
+    """
+    last_kept = max(n for n, stage in enumerate(stages) if any(isinstance(one, Keep) for one in stage.statements))
+    attends = [n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared)]
+    return next(n for n in attends if n > last_kept)
 
 
 def _formats(program: Program) -> dict[WeightFormat, str]:
@@ -173,9 +183,9 @@ def _attention(step: Attention) -> str:
     how = step.how
     stride = step.query.strides[0] if step.query.strides else 0
     return (
-        f"attend<{step.head_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], step, "
-        f"{step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, {how.sliding_window or 0}, "
-        f"{float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
+        f"attend<{step.head_dim}, {step.value_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], "
+        f"step, {step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, {how.sliding_window or 0}, "
+        f"{how.chunk_size or 0}, {float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
     )
 
 

@@ -1,6 +1,6 @@
 """Starts the kernels of one layer's attention, in the shapes that suit the number of rows.
 
-R rows, H key/value heads, G query heads for each of them, D head dimension
+R rows, H key/value heads, G query heads for each of them, D numbers of a value
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lp.model.program.steps import Attention
 from lp.platform import build as kernels
 
 # Query rows of a tile: matrix units want 16 at least. More of them read the prefix less often, as long as registers
-# hold them: half as many if heads are wide, and a quarter in float32.
+# hold them: half as many if heads are wide, a quarter if they are twice as wide, and a quarter in float32.
 LEAST_ROWS, MOST_ROWS = 16, 128
 WIDE = 256
 # Bytes of a block of keys: with the fewest rows of a tile, and with more.
@@ -73,10 +73,11 @@ def choose_tile(
     if is_large and width == MANY_KEYS and shared_memory >= LARGEST_MEMORY:
         queries = max(min(queries, MOST_ROWS), groups)
         return Tile(queries // num_groups, queries, MANY_KEYS, 8, 2)
-    most = MOST_ROWS // (2 if width >= WIDE else 1) // (4 if itemsize == 4 else 1)
+    most = max(MOST_ROWS // max(1, 2 * width // WIDE) // (4 if itemsize == 4 else 1), LEAST_ROWS)
     queries = max(min(queries, most), groups)
     keys = block_of_keys(queries, width, itemsize)
-    return Tile(queries // num_groups, queries, keys, num_warps(queries, width), 2 if itemsize == 4 else 3)
+    stages = 2 if itemsize == 4 or width > WIDE else 3
+    return Tile(queries // num_groups, queries, keys, num_warps(queries, width), stages)
 
 
 @cache
@@ -93,8 +94,8 @@ def num_splits(num_rows: int, rows_of_tile: int, step: Attention) -> int:
     """
     tiles = -(-num_rows // rows_of_tile)
     most = PROGRAMS // (tiles * step.num_heads)
-    if step.how.sliding_window is not None:
-        most = min(most, step.how.sliding_window // PAGE)
+    if (near := step.how.sliding_window or step.how.chunk_size) is not None:
+        most = min(most, near // PAGE)
     return min(power_of_two(max(most, 1) + 1) // 2, MOST_SPLITS)
 
 
@@ -114,9 +115,9 @@ def new_counters(device: torch.device) -> Tensor:
 
 
 def tile_of(step: Attention, num_rows: int, keys: Tensor, is_long: bool = False) -> Tile:
-    """The tile of a layer. keys: the layer's. is_long: whether the prefix is long; a window makes it short."""
-    is_long = is_long and step.how.sliding_window is None
-    width = max(power_of_two(step.head_dim), LEAST_ROWS)
+    """The tile of a layer. keys: the layer's. is_long: whether the prefix is long; a window or chunks make it short."""
+    is_long = is_long and step.how.sees_all
+    width = max(_padded(step))
     return choose_tile(num_rows, step.num_groups, width, keys.element_size(), shared_memory(keys.device), is_long)
 
 
@@ -130,32 +131,32 @@ def attend(
     out: Tensor,
     is_long: bool = False,
 ) -> None:
-    """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, D]. out: [R, H*G*D].
+    """query: [R, ..], whose rows hold the heads. keys, values: the layer's [pages, PAGE, H, ..]. out: [R, H*G*D].
 
     counters: of `new_counters`, all 0, as they are again afterwards. is_long: whether the prefix is long.
     """
     from lp.model.gpu import attention_kernels
 
     num_rows, heads = len(given.tokens), step.num_heads * step.num_groups
-    width, tile = max(power_of_two(step.head_dim), LEAST_ROWS), tile_of(step, num_rows, keys, is_long)
+    (key_width, width), tile = _padded(step), tile_of(step, num_rows, keys, is_long)
     splits = num_splits(num_rows, tile.rows, step)
     merged = num_merged(min(num_rows, tile.rows) * step.num_groups, splits, width, tile.warps)
-    parts = out.new_empty((splits, num_rows, heads, step.head_dim) if splits > 1 else (1,), dtype=torch.float32)
+    parts = out.new_empty((splits, num_rows, heads, step.value_dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
     kernels.start(
         attention_kernels.attend, (-(-num_rows // tile.rows), step.num_heads, splits),
         _first_head(step, query), keys, values, out, parts, sums, counters, given.slots, given.positions,
         given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows,
         given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
-        HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
-        WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        ROWS=tile.rows, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_D=width,
+        HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim, VALUE_DIM=step.value_dim,
+        WINDOW=step.how.sliding_window or 0, CHUNK=step.how.chunk_size or 0, SOFTCAP=float(step.how.softcap or 0.0),
+        PAGE=PAGE, ROWS=tile.rows, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_D=key_width, BLOCK_V=width,
         SPLITS=splits, MERGED=merged, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1 and not merged:
         kernels.start(
             attention_kernels.merge, (num_rows, heads), parts, sums, out, num_rows,
-            HEADS=heads, HEAD_DIM=step.head_dim, BLOCK_D=width, SPLITS=splits, num_warps=2,
+            HEADS=heads, VALUE_DIM=step.value_dim, BLOCK_V=width, SPLITS=splits, num_warps=2,
         )  # fmt: skip
 
 
@@ -165,7 +166,8 @@ def attend_in_order(
     """The same, in one order of sums for each row. paths: of `lay_paths`."""
     from lp.model.gpu import invariant_kernels
 
-    num_rows, width = len(given.tokens), max(power_of_two(step.head_dim), 16)
+    num_rows, (key_width, value_width) = len(given.tokens), _padded(step)
+    width = max(key_width, value_width)
     block = max(power_of_two(step.num_groups), LEAST_ROWS)
     keys_of_block = block_of_keys(LEAST_ROWS, width, keys.element_size())  # the same whatever the rows are
     kernels.start(
@@ -173,9 +175,10 @@ def attend_in_order(
         _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
         given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
         step.head_stride, float(step.how.scale),
-        HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim,
-        WINDOW=step.how.sliding_window or 0, SOFTCAP=float(step.how.softcap or 0.0), PAGE=PAGE,
-        BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=width, num_warps=num_warps(block, width),
+        HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim, VALUE_DIM=step.value_dim,
+        WINDOW=step.how.sliding_window or 0, CHUNK=step.how.chunk_size or 0, SOFTCAP=float(step.how.softcap or 0.0),
+        PAGE=PAGE, BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=key_width, BLOCK_V=value_width,
+        num_warps=num_warps(block, width),
     )  # fmt: skip
 
 
@@ -202,6 +205,11 @@ def block_of_keys(block: int, width: int, itemsize: int) -> int:
 def num_warps(block: int, width: int) -> int:
     """Warps that hold a tile's results in their registers."""
     return 8 if block > LEAST_ROWS or width >= 128 else 4
+
+
+def _padded(step: Attention) -> tuple[int, int]:
+    """The padded numbers of a key and of a value."""
+    return max(power_of_two(step.head_dim), LEAST_ROWS), max(power_of_two(step.value_dim), LEAST_ROWS)
 
 
 def _first_head(step: Attention, query: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ The keys and values of a step's rows are in their places before attention starts
 sequence, and those of the step's rows that its row of `visible` names. The softmax is computed block by block of keys,
 as in FlashAttention (Dao, arXiv 2307.08691), in float32.
 
-    R rows, H key/value heads, G query heads for each of them, D head dimension, S splits, P tokens of a page
+    R rows, H key/value heads, G query heads for each of them, D numbers of a value, S splits, P tokens of a page
 """
 
 import triton
@@ -18,9 +18,9 @@ LEAST_KEYS = tl.constexpr(256)
 def attend(
     queries, keys, values, out, parts, sums, counters, slots, positions, visible, sequence_of, row_starts, block_table,
     lengths, num_rows, max_pages, query_stride, head_stride, scale,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr, MERGED: tl.constexpr,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head. The S programs of a tile
     take turns: a share of the prefix of a sequence each, then the sequence's own rows of the step, then the next
@@ -34,6 +34,7 @@ def attend(
     split = tl.program_id(2)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
+    v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
     row = tile * ROWS + m // GROUPS
     query_head = head * GROUPS + m % GROUPS
@@ -44,7 +45,7 @@ def attend(
     position = tl.load(positions + row, mask=is_row, other=0).to(tl.int32)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
-    result = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    result = tl.full([BLOCK_M, BLOCK_V], 0.0, tl.float32)
     last_row = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
     next_program = 0  # the one that takes the next share
     for one in range(tl.load(sequence_of + tile * ROWS), tl.load(sequence_of + last_row) + 1):
@@ -55,6 +56,8 @@ def attend(
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(length + 1 - WINDOW, 0) // BLOCK_N
+        if CHUNK > 0:
+            begin = length // CHUNK * CHUNK // BLOCK_N
         end = (length + BLOCK_N - 1) // BLOCK_N
         share = tl.maximum((end - begin + SPLITS - 1) // SPLITS, LEAST_KEYS // BLOCK_N)
         num_shares = (end - begin + share - 1) // share
@@ -79,13 +82,16 @@ def attend(
             is_seen = is_own[:, None] & is_key[None, :]
             if WINDOW > 0:
                 is_seen = is_seen & (position[:, None] - key_position[None, :] < WINDOW)
+            if CHUNK > 0:
+                is_seen = is_seen & ((position // CHUNK)[:, None] == (key_position // CHUNK)[None, :])
             scores = tl.where(is_seen, scores, float("-inf"))
             highest = tl.maximum(most, tl.max(scores, axis=1))
             base = tl.where(highest == float("-inf"), 0.0, highest)
             shares = tl.exp(scores - base[:, None])
             decay = tl.exp(most - base)
             total = total * decay + tl.sum(shares, axis=1)
-            value = tl.load(values + pointer, mask=is_number, other=0.0)
+            pointer = (place * HEADS + head)[:, None] * VALUE_DIM + v[None, :]
+            value = tl.load(values + pointer, mask=is_key[:, None] & (v < VALUE_DIM)[None, :], other=0.0)
             result = result * decay[:, None]
             result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
             most = highest
@@ -102,25 +108,30 @@ def attend(
                 scores = SOFTCAP * (1.0 - 2.0 / (tl.exp(scores * (2.0 / SOFTCAP)) + 1.0))
             is_pair = (is_row & is_own)[:, None] & is_key[None, :]
             is_seen = tl.load(visible + row[:, None] * num_rows + other[None, :], mask=is_pair, other=0) != 0
-            if WINDOW > 0:
+            if WINDOW + CHUNK > 0:
                 key_position = tl.load(positions + other, mask=is_key, other=0).to(tl.int32)
+            if WINDOW > 0:
                 is_seen = is_seen & (position[:, None] - key_position[None, :] < WINDOW)
+            if CHUNK > 0:
+                is_seen = is_seen & ((position // CHUNK)[:, None] == (key_position // CHUNK)[None, :])
             scores = tl.where(is_seen, scores, float("-inf"))
             highest = tl.maximum(most, tl.max(scores, axis=1))
             base = tl.where(highest == float("-inf"), 0.0, highest)
             shares = tl.exp(scores - base[:, None])
             decay = tl.exp(most - base)
             total = total * decay + tl.sum(shares, axis=1)
-            value = tl.load(values + pointer, mask=is_number, other=0.0)
+            pointer = (place * HEADS + head)[:, None] * VALUE_DIM + v[None, :]
+            value = tl.load(values + pointer, mask=is_key[:, None] & (v < VALUE_DIM)[None, :], other=0.0)
             result = result * decay[:, None]
             result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
             most = highest
     target = row * (HEADS * GROUPS) + query_head
+    is_out = is_row[:, None] & (v < VALUE_DIM)[None, :]
     if SPLITS == 1:
-        tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result / total[:, None], mask=is_query)
+        tl.store(out + target[:, None] * VALUE_DIM + v[None, :], result / total[:, None], mask=is_out)
     else:
         target += split * num_rows * (HEADS * GROUPS)
-        tl.store(parts + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_query & (total > 0.0)[:, None])
+        tl.store(parts + target[:, None] * VALUE_DIM + v[None, :], result, mask=is_out & (total > 0.0)[:, None])
         tl.store(sums + target * 2, most, mask=is_row)
         tl.store(sums + target * 2 + 1, total, mask=is_row)
         if MERGED > 0:
@@ -132,8 +143,8 @@ def attend(
                     merged_row = tile * ROWS + m_merged // GROUPS
                     merged = merged_row * (HEADS * GROUPS) + head * GROUPS + m_merged % GROUPS
                     merge_shares(
-                        parts, sums, out, merged, merged_row <= last_row, num_rows * (HEADS * GROUPS), HEAD_DIM,
-                        BLOCK_D, SPLITS,
+                        parts, sums, out, merged, merged_row <= last_row, num_rows * (HEADS * GROUPS), VALUE_DIM,
+                        BLOCK_V, SPLITS,
                     )  # fmt: skip
                 tl.store(counter, 0)
 
@@ -141,33 +152,33 @@ def attend(
 @triton.jit(do_not_specialize=["num_rows"])
 def merge(
     parts, sums, out, num_rows,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Programs [R, all query heads]: see merge_shares."""
     target = tl.program_id(0) * HEADS + tl.program_id(1) + tl.arange(0, 1)
-    merge_shares(parts, sums, out, target, target >= 0, num_rows * HEADS, HEAD_DIM, BLOCK_D, SPLITS)
+    merge_shares(parts, sums, out, target, target >= 0, num_rows * HEADS, VALUE_DIM, BLOCK_V, SPLITS)
 
 
 @triton.jit
 def merge_shares(
     parts, sums, out, target, is_target, num_targets,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Writes attention [targets, D] of some targets, which are query heads of rows: target, is_target [T].
 
     parts: [S, targets, D] float32, not written for targets without keys. sums: [S, targets, 2], the largest score and
     the sum of shares.
     """
-    d = tl.arange(0, BLOCK_D)
+    v = tl.arange(0, BLOCK_V)
     at = tl.arange(0, SPLITS)[None, :] * num_targets + target[:, None]
     most = tl.load(sums + at * 2, mask=is_target[:, None], other=0.0)
     shares = tl.exp(most - tl.max(most, axis=1, keep_dims=True))
     total = tl.sum(tl.load(sums + at * 2 + 1, mask=is_target[:, None], other=1.0) * shares, axis=1, keep_dims=True)
-    is_number = d < HEAD_DIM
+    is_number = v < VALUE_DIM
     is_part = is_target[:, None] & (most > float("-inf"))
     part = tl.load(
-        parts + at[:, :, None] * HEAD_DIM + d[None, None, :],
+        parts + at[:, :, None] * VALUE_DIM + v[None, None, :],
         mask=is_part[:, :, None] & is_number[None, None, :], other=0.0,
     )  # fmt: skip
     result = tl.sum(part * shares[:, :, None], axis=1) / total  # pyright: ignore[reportOperatorIssue]
-    tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result, mask=is_target[:, None] & is_number[None, :])
+    tl.store(out + target[:, None] * VALUE_DIM + v[None, :], result, mask=is_target[:, None] & is_number[None, :])

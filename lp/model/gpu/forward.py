@@ -69,8 +69,7 @@ class FusedForward:
         self._multiply = multiply
         self._packed = PackedProducts(arena.device, is_invariant, packed_weights(plan))
         self._counters = new_counters(arena.device)
-        # By the layers that are held here, from the first on.
-        self._stores = [(arena.keys[layer], arena.values[layer]) for layer in sorted(arena.keys)]
+        self._stores = {layer: (keys, arena.values[layer]) for layer, keys in arena.keys.items()}
 
     def __call__(
         self,
@@ -115,7 +114,7 @@ class _Run:
         packed: PackedProducts,
         is_invariant: bool,
         given: StepTensors,
-        stores: list[tuple[Tensor, Tensor]],
+        stores: dict[int, tuple[Tensor, Tensor]],
         counters: Tensor,
         answered: slice | Tensor,
         before_attention: BeforeAttention | None,

@@ -2,7 +2,7 @@
 
 Tiles have one shape whatever the number of rows, and sums one order. Import this only where Triton is.
 
-    R rows, H key/value heads, G query heads for each of them, D head dimension, P tokens of a page,
+    R rows, H key/value heads, G query heads for each of them, P tokens of a page,
     K inputs, N outputs of a product
 """
 
@@ -57,8 +57,9 @@ def lay_paths(paths, positions, visible, sequence_of, lengths, num_rows, BLOCK: 
 def attend_in_order(
     queries, keys, values, out, slots, positions, paths, sequence_of, block_table, lengths,
     num_rows, max_pages, query_stride, head_stride, scale,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Programs [R, H]. A key's block and its place in it follow from its position, whether it lies in the prefix or in
     the step, and blocks are added from the first to the last.
@@ -67,6 +68,7 @@ def attend_in_order(
     head = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
+    v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
     query_head = head * GROUPS + m
     is_query = (m < GROUPS)[:, None] & (d < HEAD_DIM)[None, :]
@@ -77,16 +79,20 @@ def attend_in_order(
     length = tl.load(lengths + sequence)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
-    result = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    result = tl.full([BLOCK_M, BLOCK_V], 0.0, tl.float32)
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(position + 1 - WINDOW, 0) // BLOCK_N
+    if CHUNK > 0:
+        begin = position // CHUNK * CHUNK // BLOCK_N
     for block in range(begin, position // BLOCK_N + 1):
         key_position = block * BLOCK_N + n
         is_cached = key_position < length
         is_key = key_position <= position
         if WINDOW > 0:
             is_key = is_key & (position - key_position < WINDOW)
+        if CHUNK > 0:
+            is_key = is_key & (key_position // CHUNK == position // CHUNK)
         page = tl.load(block_table + sequence * max_pages + key_position // PAGE, mask=is_cached, other=0)
         other = tl.load(paths + row * num_rows + key_position - length, mask=is_key & (key_position >= length), other=0)
         slot = tl.load(slots + other)
@@ -102,9 +108,11 @@ def attend_in_order(
         shares = tl.exp(scores - highest[:, None])
         decay = tl.exp(most - highest)
         total = total * decay + tl.sum(shares, axis=1)
-        value = tl.load(values + pointer, mask=is_number, other=0.0)
+        pointer = (place * HEADS + head)[:, None] * VALUE_DIM + v[None, :]
+        value = tl.load(values + pointer, mask=is_key[:, None] & (v < VALUE_DIM)[None, :], other=0.0)
         result = result * decay[:, None]
         result += tl.dot(shares.to(value.dtype), value, input_precision="ieee")
         most = highest
     target = row * (HEADS * GROUPS) + query_head
-    tl.store(out + target[:, None] * HEAD_DIM + d[None, :], result / total[:, None], mask=is_query)
+    is_out = (m < GROUPS)[:, None] & (v < VALUE_DIM)[None, :]
+    tl.store(out + target[:, None] * VALUE_DIM + v[None, :], result / total[:, None], mask=is_out)

@@ -14,7 +14,7 @@ from lp.model.gpu.prompts import PromptAttention
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Attention, Program, outline
-from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
+from lp.model.program.translate import FEW_ROWS, MORE_ROWS, translate
 from lp.platform import build as kernels
 
 
@@ -61,7 +61,6 @@ def make_program(model: CausalModel) -> Program:
     Raises Inexpressible if it depends on the number of rows, on tokens or on positions.
     """
     program = translate(model, MORE_ROWS)
-    cache_shapes(program, len(model.layers))
     if outline(program) != outline(translate(model, FEW_ROWS)):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
     merge_products(program, model.model.parameters())

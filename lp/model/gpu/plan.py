@@ -35,7 +35,7 @@ from lp.platform.build import compiled
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 # The largest head dimension for which attention's tiles fit a GPU's shared memory.
-LARGEST_HEAD = 256
+LARGEST_HEAD = 512
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def make_plan(program: Program, stages: list[Stage], dtype: torch.dtype) -> list
         raise Inexpressible(f"weights of {dtype}")
     attentions = [step for step in program.steps if isinstance(step, Attention)]
     for step in attentions:
-        if step.head_dim > LARGEST_HEAD:
-            raise Inexpressible(f"attention with a head dimension of {step.head_dim}")
+        if (largest := max(step.head_dim, step.value_dim)) > LARGEST_HEAD:
+            raise Inexpressible(f"attention with a head dimension of {largest}")
     return _Plan(program, stages, attentions[-1] if attentions else None).make()
 
 

@@ -147,22 +147,26 @@ class LayerKind(NamedTuple):
     num_heads: int
     num_groups: int
     head_dim: int
+    value_dim: int
     how: LayerAttention
 
     @staticmethod
     def of(step: Attention) -> LayerKind:
-        return LayerKind(step.num_heads, step.num_groups, step.head_dim, step.how)
+        return LayerKind(step.num_heads, step.num_groups, step.head_dim, step.value_dim, step.how)
 
     def step(self) -> Attention:
         """The attention of a layer whose query is an array of its own."""
-        width = self.num_heads * self.num_groups * self.head_dim
-        query = Operand(Value(width), 0, (self.head_dim,))
-        return Attention(Value(width), query, 0, self.how, self.num_heads, self.num_groups, self.head_dim)
+        num_queries = self.num_heads * self.num_groups
+        query = Operand(Value(num_queries * self.head_dim), 0, (self.head_dim,))
+        sizes = self.num_heads, self.num_groups, self.head_dim, self.value_dim
+        return Attention(Value(num_queries * self.value_dim), query, 0, self.how, *sizes)
 
     def describe(self) -> str:
         how = self.how
         text = f"{self.num_heads * self.num_groups} heads of {self.head_dim}, {self.num_heads} of keys"
+        text += f" with values of {self.value_dim}" if self.value_dim != self.head_dim else ""
         text += f", a window of {how.sliding_window}" if how.sliding_window else ""
+        text += f", chunks of {how.chunk_size}" if how.chunk_size else ""
         return text + (f", a softcap of {how.softcap:g}" if how.softcap else "")
 
 
@@ -184,7 +188,7 @@ class Problem:
     ) -> Problem:
         """sequences: the tree of each, and its number of cached tokens. One of them begins with a chain."""
         num_pages = sum(pages_of(cached + len(tree)) for tree, cached in sequences)
-        shape = LayerShape(kind.num_heads, kind.head_dim, kind.head_dim)
+        shape = LayerShape(kind.num_heads, kind.head_dim, kind.value_dim)
         arena = Arena({0: shape}, 1, num_pages, dtype, device)
         given = [_open(arena, *one) for one in sequences]
         num_rows = sum(len(tree) for tree, _ in sequences)
@@ -196,7 +200,8 @@ class Problem:
             return (upload(random.standard_normal(shape, np.float32), device) * scale).to(dtype)
 
         keys, values = (numbers(*store.shape) for store in (arena.keys[0], arena.values[0]))
-        query = numbers(num_rows, step.out.width, scale=SPREAD / (kind.how.scale * kind.head_dim**0.5))
+        width = kind.num_heads * kind.num_groups * kind.head_dim
+        query = numbers(num_rows, width, scale=SPREAD / (kind.how.scale * kind.head_dim**0.5))
         prompts = find_prompts(given, buffer.on_device)
         assert prompts is not None
         return Problem(step, query, keys, values, buffer.on_device, prompts, attention.new_counters(device))
@@ -254,6 +259,10 @@ def find_obstacle(kernel: FlashKernel, kind: LayerKind, dtype: torch.dtype, devi
     """Why a function is not tried; empty if it is."""
     if kind.how.softcap and not kernel.knows_softcap:
         return "it knows no softcap"
+    if kind.how.chunk_size:
+        return "it knows no chunks"
+    if kind.value_dim != kind.head_dim:
+        return "it wants values as large as keys"
     return kernel.missing() or obstacle(device, dtype, kind.head_dim)
 
 

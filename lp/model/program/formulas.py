@@ -9,6 +9,8 @@ import torch
 
 from lp.model.program.record import Inexpressible
 
+# Whether two numbers are the same: 1 or 0.
+SAME = "(1.0f * ({0} == {1}))"
 # Operations that compute each number by itself: C, with {0} and {1} for their
 # first two arguments, numbers or tensors. All others are given by name.
 MAPS: dict[str, Callable[..., str]] = {
@@ -20,6 +22,12 @@ MAPS: dict[str, Callable[..., str]] = {
     "cos": lambda: "cosf({0})",
     "tanh": lambda: "hyperbolic_tangent({0})",
     "sigmoid": lambda: "1.0f / (1.0f + exponential(-{0}))",
+    "ones_like": lambda **_: "1.0f",
+    "eq": lambda: SAME,
+    "bitwise_not": lambda: "1.0f - {0}",  # of truth values, which are 1 or 0
+    "bitwise_or": lambda: "larger({0}, {1})",
+    "floor": lambda: "floorf({0})",
+    "log1p": lambda: "log1pf({0})",
     "silu": lambda: "{0} / (1.0f + exponential(-{0}))",
     "relu": lambda: "({0} > 0.0f ? {0} : 0.0f)",
     "reciprocal": lambda: "1.0f / {0}",

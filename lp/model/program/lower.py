@@ -7,13 +7,15 @@ Only what the logits depend on is turned. An operation on constants alone has be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lp.model.program.formulas import MAPS, literal, power
+from lp.model.program.formulas import MAPS, SAME, literal, power
 from lp.model.program.operands import Operands, squeezed
-from lp.model.program.record import Inexpressible, Operation, Recording, is_in_place, memory
+from lp.model.program.record import BLANK, Inexpressible, Operation, Recording, fills, is_in_place, memory
 from lp.model.program.steps import (
     AllGather,
     AllReduce,
@@ -32,6 +34,9 @@ from lp.model.program.steps import (
 )
 from lp.model.quantization.weight import QuantizedWeight
 
+# Instead of minus infinity, which no formula may have.
+LOWEST = -3e38
+
 
 class Lowering:
     """Makes the program of a recording, operation by operation."""
@@ -44,6 +49,9 @@ class Lowering:
         self.program = Program(tokens, positions, tokens, gives_logits=recording.gives_logits)
         if recording.incoming is not None:
             self.program.incoming = self._known.fresh(recording.incoming, 1)
+        # By its memory: what BLANK operations have made, with the numbers of it that have been written since.
+        self._blank: dict[int, tuple[Operation, Tensor]] = {}
+        self._kept: set[int] = set()  # the layers whose keys and values are written
         # By the value of row_in_part: the tokens, the first of them that the table has, and how many it has.
         self._parts: dict[int, tuple[Operand, Constant, int]] = {}
         # Memory that operations write in place, and tensors that no operation has made.
@@ -65,13 +73,20 @@ class Lowering:
 
     def _lower(self, operation: Operation) -> None:
         given = [arg for arg in tree_leaves(operation.args) if isinstance(arg, Tensor)]
+        name = operation.name.partition(".")[0]
+        if name in BLANK:
+            (made,) = operation.outputs
+            self._blank[memory(made)] = operation, torch.zeros(made.untyped_storage().nbytes(), dtype=torch.bool)
+            return
         if not any(self._known.is_value(tensor) for tensor in given):
             return  # a constant, whose value the recording has
-        name = operation.name.partition(".")[0]
         changed = self._recording.changed
-        if any(map(self._is_changed, given)) or any(memory(out) in changed for out in operation.outputs):
+        read = given[1:] if fills(name) else given
+        if any(map(self._is_changed, read)) or any(memory(out) in changed for out in operation.outputs):
             raise Inexpressible(f"{name} on memory that is written in place")
-        if is_in_place(name):
+        if fills(name):
+            self._fill(name, operation)
+        elif is_in_place(name):
             self._write_in_place(name[:-1], operation)
         elif name in MAPS:
             self._map(name, operation)
@@ -81,9 +96,17 @@ class Lowering:
             raise Inexpressible(f"the operation {operation.name}")
 
     def _is_changed(self, tensor: Tensor) -> bool:
-        """Whether a tensor's numbers depend on when they are read."""
+        """Whether a tensor's numbers depend on when they are read, or have not all been written."""
         at = memory(tensor)
+        if at in self._blank and self._known.is_value(tensor) and not self._is_full(at):
+            return True
         return at in self._recording.changed or (at in self._in_place and not self._known.is_value(tensor))
+
+    def _is_full(self, at: int) -> bool:
+        """Whether all numbers of new memory have been written."""
+        made, written = self._blank[at]
+        (tensor,) = made.outputs
+        return bool(written.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).all())
 
     def _write_in_place(self, name: str, operation: Operation) -> None:
         """Makes a new value of memory that is written in place as a whole. Earlier steps have read the old one."""
@@ -93,22 +116,125 @@ class Lowering:
             raise Inexpressible(f"{name} in place on a part of something")
         self._map(name, operation)
 
+    def _fill(self, name: str, operation: Operation) -> None:
+        """Writes to a part of new memory that nothing has written to before."""
+        target, *how = operation.args
+        if memory(target) not in self._blank or operation.kwargs:
+            raise Inexpressible(f"{name} on memory that is written in place")
+        made, written = self._blank[memory(target)]
+        part = written.as_strided(target.shape, target.stride(), target.storage_offset())
+        if part.any():
+            raise Inexpressible(f"{name} on memory that was written before")
+        part.fill_(True)
+        if name == "copy_":
+            source = how[0]
+            row = self._known.row_of([source], target.dim())
+            self._begin(made.outputs[0], target.stride(row))
+            inputs = (self._known.operand(source, target.shape, row),)
+            sizes = squeezed(target.shape, row, target.shape)
+            self.program.steps.append(Map(self._known.part(target, row), sizes, "{0}", inputs))
+            return
+        dim, places, value = how
+        is_number = not isinstance(value, Tensor) and value > 0
+        if "zeros" not in made.name or dim % target.dim() != target.dim() - 1 or not is_number:
+            raise Inexpressible("scatter_ of other than one number above 0 over zeros")
+        row = self._known.row_of([places], target.dim())
+        self._begin(made.outputs[0], target.stride(row))
+        shape = *target.shape, places.shape[-1]
+        count = self._count(target.shape[-1])
+        formula = f"{literal(value)} * {SAME}"
+        self._add_reduce(formula, [places[..., None, :], count[:, None]], shape, target[..., None], row, "{}", True)
+
+    def _begin(self, made: Tensor, row_stride: int) -> None:
+        """Makes a value of new memory, unless that was done. row_stride: numbers from a row to the next."""
+        if not self._known.is_value(made):
+            self._known.fresh(made, made.stride().index(row_stride))
+
     def _map(self, name: str, operation: Operation) -> None:
         (out,) = operation.outputs
+        if out.is_complex():
+            self._map_complex(name, operation)
+            return
         tensors = [arg for arg in operation.args[:2] if isinstance(arg, Tensor)]
         numbers = [arg for arg in operation.args[:2] if isinstance(arg, int | float)]
         others = {key: value for key, value in operation.kwargs.items() if value is not None}
         if name == "div" and others.pop("rounding_mode", None):
             raise Inexpressible("a division that rounds")
         formula = MAPS[name](**others)
+        if name == "_to_copy" and out.dtype == torch.bool:
+            formula = "1.0f * ({0} != 0.0f)"
         for number in numbers:
             formula = formula.replace("{1}", literal(number))
         self._add_map(formula, tensors, out)
+
+    def _map_complex(self, name: str, operation: Operation) -> None:
+        """A product of complex numbers, as of pairs of real ones."""
+        first, second = operation.args
+        if name != "mul":
+            raise Inexpressible(f"{name} of complex numbers")
+        (out,) = operation.outputs
+        if not isinstance(second, Tensor):
+            self._add_map(f"{{0}} * {literal(second)}", [torch.view_as_real(first)], torch.view_as_real(out))
+            return
+        (a, b), (c, d) = (torch.view_as_real(one).unbind(-1) for one in (first, second))
+        self._add_complex(out, ("{0} * {1} - {2} * {3}", [a, c, b, d]), ("{0} * {1} + {2} * {3}", [a, d, b, c]))
+
+    def _lower_polar(self, operation: Operation) -> None:
+        inputs = list(operation.args)
+        self._add_complex(operation.outputs[0], ("{0} * cosf({1})", inputs), ("{0} * sinf({1})", inputs))
+
+    def _add_complex(self, out: Tensor, real: tuple[str, list[Tensor]], imaginary: tuple[str, list[Tensor]]) -> None:
+        """Maps for both parts of complex numbers."""
+        row = self._known.row_of(real[1], out.dim())
+        self._known.fresh(torch.view_as_real(out), row)
+        for target, (formula, tensors) in zip(torch.view_as_real(out).unbind(-1), (real, imaginary), strict=True):
+            inputs = tuple(self._known.operand(tensor, out.shape, row) for tensor in tensors)
+            sizes = squeezed(out.shape, row, out.shape)
+            self.program.steps.append(Map(self._known.part(target, row), sizes, formula, inputs))
 
     def _add_map(self, formula: str, tensors: list[Tensor], out: Tensor) -> None:
         row = self._known.row_of(tensors, out.dim())
         inputs = tuple(self._known.operand(tensor, out.shape, row) for tensor in tensors)
         self.program.steps.append(Map(self._known.out(out, row), squeezed(out.shape, row, out.shape), formula, inputs))
+
+    def _lower_masked_fill(self, operation: Operation) -> None:
+        tensor, mask, value = operation.args
+        filled = literal(max(float(value), LOWEST))
+        self._add_map(f"{{0}} * (1.0f - {{1}}) + {filled} * {{1}}", [tensor, mask], operation.outputs[0])
+
+    def _lower_where(self, operation: Operation) -> None:
+        mask, *choices = operation.args
+        tensors, names = [mask], list[str]()
+        for choice in choices:
+            if isinstance(choice, Tensor):
+                tensors.append(choice)
+            names.append(f"{{{len(tensors) - 1}}}" if isinstance(choice, Tensor) else literal(choice))
+        self._add_map(f"{names[0]} * {{0}} + {names[1]} * (1.0f - {{0}})", tensors, operation.outputs[0])
+
+    def _lower_index(self, operation: Operation) -> None:
+        table, indices = operation.args
+        if len(indices) != 1 or indices[0] is None or table.dim() != 1 or not self._known.is_value(indices[0]):
+            raise Inexpressible("numbers by several indices, or of several dimensions")
+        self._pick(table, indices[0], operation.outputs[0])
+
+    def _lower_gather(self, operation: Operation) -> None:
+        tensor, dim, places = operation.args
+        if dim % tensor.dim() != tensor.dim() - 1 or tensor.dim() != 2 or not self._known.is_value(places):
+            raise Inexpressible("numbers along another than the last dimension")
+        self._pick(tensor, places, operation.outputs[0])
+
+    def _pick(self, tensor: Tensor, places: Tensor, out: Tensor) -> None:
+        """The numbers of a tensor at places in its last dimension: sums over all of it, in which one number counts."""
+        row = self._known.row_of([places], places.dim())
+        self._known.fresh(out, row)
+        shape = *places.shape, tensor.shape[-1]
+        tensors = [places[..., None], self._count(tensor.shape[-1]), tensor[..., None, :]]
+        self._add_reduce(f"{SAME} * {{2}}", tensors, shape, out[..., None], row, "{}")
+
+    def _count(self, size: int) -> Tensor:
+        """0, 1, ... `size` - 1, as a constant."""
+        self._made.append(torch.arange(size, dtype=torch.float32, device=self._recording.tokens.device))
+        return self._made[-1]
 
     def _lower_pow(self, operation: Operation) -> None:
         base, exponent = operation.args
@@ -144,15 +270,28 @@ class Lowering:
         is_kept = out.dim() == tensor.dim()
         self._known.fresh(out, row if is_kept else row - sum(dim < row for dim in reduced))
         kept = out.reshape([1 if dim in reduced else size for dim, size in enumerate(tensor.shape)])
-        self._add_reduce("{0}", [tensor], kept, row, finish.format(count=tensor.shape[long[-1]]), is_maximum)
+        done = finish.format(count=tensor.shape[long[-1]] if long else 1)
+        self._add_reduce("{0}", [tensor], tensor.shape, kept, row, done, is_maximum)
 
     def _add_reduce(
-        self, formula: str, tensors: list[Tensor], kept: Tensor, row: int, finish: str, is_maximum: bool = False
+        self,
+        formula: str,
+        tensors: list[Tensor],
+        shape: Sequence[int],
+        kept: Tensor,
+        row: int,
+        finish: str,
+        is_maximum: bool = False,
     ) -> None:
-        """kept: a view of the outcome, a known value, that has the reduced dimensions as dimensions of size 1."""
-        shape = tensors[0].shape
+        """shape: to which tensors are broadcast. kept: a view of the outcome, a known value, that has the reduced
+        dimensions as dimensions of size 1.
+        """
         out = self._known.operand(kept, shape, row)
         inputs = tuple(self._known.operand(tensor, shape, row) for tensor in tensors)
+        if kept.shape == torch.Size(shape):  # one number is reduced
+            finished = finish.format(f"({formula})")
+            self.program.steps.append(Map(out, squeezed(shape, row, shape), finished, inputs))
+            return
         self.program.steps.append(Reduce(out, squeezed(shape, row, shape), formula, inputs, finish, is_maximum))
 
     def _lower__softmax(self, operation: Operation) -> None:
@@ -165,9 +304,9 @@ class Lowering:
         self._made += [powers, largest, total]
         for fresh in (largest, total):
             self._known.fresh(fresh, row)
-        self._add_reduce("{0}", [tensor], largest, row, "{}", is_maximum=True)
+        self._add_reduce("{0}", [tensor], tensor.shape, largest, row, "{}", is_maximum=True)
         self._add_map("exponential({0} - {1})", [tensor, largest], powers)
-        self._add_reduce("{0}", [powers], total, row, "{}")
+        self._add_reduce("{0}", [powers], tensor.shape, total, row, "{}")
         self._add_map("{0} / {1}", [powers, total], operation.outputs[0])
 
     def _lower_topk(self, operation: Operation) -> None:
@@ -177,10 +316,20 @@ class Lowering:
         if dim % tensor.dim() != tensor.dim() - 1 or not largest:
             raise Inexpressible("a choice other than of the largest of the last dimension")
         source, view = self._known.find(tensor)
-        if tensor.dim() != 2 or view.row != 0 or view.strides[1] != 1:
+        size = tensor.shape[-1]
+        if tensor.dim() > 3 or view.row != 0 or (view.strides[-1] != 1 and size > 1):
             raise Inexpressible("a choice among numbers that do not lie side by side")
         out = self._known.fresh(values, 0), self._known.fresh(places, 0)
-        self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), tensor.shape[1], count))
+        if tensor.dim() == 2:
+            self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), size, count))
+            return
+        for group in range(tensor.shape[1]):
+            found = Value(count), Value(count, is_integer=True)
+            x = Operand(source, view.start + group * view.strides[1], (1,))
+            self.program.steps.append(TopK(*found, x, size, count))
+            for whole, own in zip(out, found, strict=True):
+                target = Operand(whole, group * count, (1,))
+                self.program.steps.append(Map(target, (count,), "{0}", (Operand(own, 0, (1,)),)))
 
     def _lower_expert_product(self, operation: Operation) -> None:
         x, experts, weight = operation.args
@@ -206,9 +355,9 @@ class Lowering:
         (size,) = shape
         for fresh in (mean, scale):
             self._known.fresh(fresh, row)
-        self._add_reduce("{0}", [tensor], mean, row, f"{{}} / {size}.0f")
+        self._add_reduce("{0}", [tensor], tensor.shape, mean, row, f"{{}} / {size}.0f")
         root = f"1.0f / sqrtf({{}} / {size}.0f + {literal(eps)})"
-        self._add_reduce("({0} - {1}) * ({0} - {1})", [tensor, mean], scale, row, root)
+        self._add_reduce("({0} - {1}) * ({0} - {1})", [tensor, mean], tensor.shape, scale, row, root)
         formula, inputs = "({0} - {1}) * {2}", [tensor, mean, scale]
         for parameter, operator in ((weight, "*"), (bias, "+")):
             if parameter is not None:
@@ -343,19 +492,30 @@ class Lowering:
             raise Inexpressible("a product of other than rows with a weight")
         if view.row != 0 or view.strides[1] > 1:
             raise Inexpressible("a product with rows that are not in order")
+        if isinstance(weight, Tensor) and weight.dtype != self._recording.dtype:
+            self._sum_products(x, weight, bias, out)
+            return
         value = self._known.fresh(out, 0)
         self.program.steps.append(Product(value, Operand(source, view.start, (1,)), weight, bias))
 
+    def _sum_products(self, x: Tensor, weight: Tensor, bias: Constant | None, out: Tensor) -> None:
+        """A product in another format than the model's own, as of routers in float32, number by number."""
+        if bias is not None:
+            raise Inexpressible("a product with a bias in another format than the model's own")
+        self._known.fresh(out, 0)
+        shape = *out.shape, x.shape[1]
+        self._add_reduce("{0} * {1}", [x[:, None, :], weight.t()[None]], shape, out[..., None], 0, "{}")
+
     def _lower_attention(self, operation: Operation) -> None:
         query, key, value, layer, how = operation.args
-        asked, keys, values = self._heads(query), self._heads(key), self._heads(value)
-        if query.shape[3] != value.shape[3]:
-            raise Inexpressible("attention whose values have another size than its keys")
+        asked, heads = self._heads(query), key.shape[1]
+        if layer not in self._kept:  # else it reads the keys and values of an earlier layer
+            self._kept.add(layer)
+            for tensor, is_key in ((key, True), (value, False)):
+                self.program.steps.append(Keep(self._heads(tensor), layer, is_key, heads, tensor.shape[3]))
         out = self._known.fresh(operation.outputs[0], 1)
-        heads = key.shape[1]
-        for operand, is_key in ((keys, True), (values, False)):
-            self.program.steps.append(Keep(operand, layer, is_key, heads, query.shape[3]))
-        self.program.steps.append(Attention(out, asked, layer, how, heads, query.shape[1] // heads, query.shape[3]))
+        sizes = query.shape[1] // heads, query.shape[3], value.shape[3]
+        self.program.steps.append(Attention(out, asked, layer, how, heads, *sizes))
 
     def _heads(self, tensor: Tensor) -> Operand:
         """[1, heads, R, D] as an operand whose stride is that of heads."""

@@ -5,6 +5,7 @@ R rows of the recording
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lp.model.program.layout import Memory, View
 from lp.model.program.record import Inexpressible, memory
 from lp.model.program.steps import Constant, Operand, Value
 
-NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
 class Operands:
@@ -60,7 +61,7 @@ class Operands:
             raise Inexpressible("an operation that combines different rows")
         return rows.pop()
 
-    def operand(self, tensor: Tensor, shape: torch.Size, row: int) -> Operand:
+    def operand(self, tensor: Tensor, shape: Sequence[int], row: int) -> Operand:
         """A tensor as an input of a statement over `shape`, to which it is broadcast."""
         missing = len(shape) - tensor.dim()
         if self.is_value(tensor):
@@ -79,6 +80,11 @@ class Operands:
         aligned = [0] * missing + [stride if size > 1 else 0 for size, stride in zip(sizes, strides, strict=True)]
         return Operand(source, start, squeezed(shape, row, aligned))
 
+    def part(self, tensor: Tensor, row: int) -> Operand:
+        """A part of a value as a statement's outcome."""
+        value, view = self.find(tensor)
+        return Operand(value, view.start, squeezed(tensor.shape, row, view.strides))
+
     def out(self, tensor: Tensor, row: int) -> Operand:
         """The whole of a fresh value as a statement's outcome."""
         value = self.fresh(tensor, row)
@@ -86,7 +92,7 @@ class Operands:
         return Operand(value, 0, squeezed(tensor.shape, row, view.strides))
 
 
-def squeezed(shape: torch.Size, row: int, figures: Any) -> tuple[int, ...]:
+def squeezed(shape: Sequence[int], row: int, figures: Any) -> tuple[int, ...]:
     """Leaves out the figures of the row's dimension and of dimensions of size 1."""
     return tuple(
         int(figure) for dim, (size, figure) in enumerate(zip(shape, figures, strict=True)) if size > 1 and dim != row

@@ -18,6 +18,9 @@ from lp.model.attention import Step
 from lp.model.kernels import LayerAttention
 from lp.model.recurrent.base import RecurrentLayer
 
+# Operations that make memory whose numbers do not depend on their arguments.
+BLANK = ("empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros")
+
 
 class Inexpressible(ValueError):
     """The model does something that has no native form. The message names it."""
@@ -35,8 +38,11 @@ class Operation:
 
 @dataclass
 class Recording:
-    """All operations in the order in which they ran. changed: memory that some operation wrote to, but for those that
-    compute each number of it anew (see `is_in_place`). incoming, and hidden states as output: of a stage of a pipeline.
+    """All operations in the order in which they ran.
+
+    changed: memory that some operation wrote to, but for those that compute each number of it anew (see `is_in_place`)
+    or fill new memory (see `fills`). dtype: the model's. incoming, and hidden states as output: of a stage of a
+    pipeline.
     """
 
     tokens: Tensor
@@ -44,6 +50,7 @@ class Recording:
     output: Tensor
     operations: list[Operation]
     changed: set[int]
+    dtype: torch.dtype
     incoming: Tensor | None = None
     gives_logits: bool = True
 
@@ -59,6 +66,11 @@ def is_in_place(name: str) -> bool:
     return name.endswith("_") and name[:-1] in ("add", "sub", "mul", "div")
 
 
+def fills(name: str) -> bool:
+    """Whether an operation writes to a part of its first argument, of which Lowering then finds what was there."""
+    return name.partition(".")[0] in ("copy_", "scatter_")
+
+
 class Recorder(TorchDispatchMode):
     """Keeps the operations that run while it is active, and all their tensors."""
 
@@ -66,17 +78,21 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.changed: set[int] = set()
+        self._blank: set[int] = set()  # memory that operations of BLANK have made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.__name__
         given = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)]
         known = {memory(tensor) for tensor in given}
-        if func._schema.is_mutable and not is_in_place(name):
+        is_filled = fills(name) and memory(args[0]) in self._blank
+        if func._schema.is_mutable and not is_in_place(name) and not is_filled:
             self.changed |= known
         outputs = [out for out in tree_leaves(result) if isinstance(out, Tensor)]
         made = [out for out in outputs if memory(out) not in known]
-        if made or not outputs or is_in_place(name):
+        if name.partition(".")[0] in BLANK:
+            self._blank |= set(map(memory, made))
+        if made or not outputs or is_in_place(name) or is_filled:
             self.operations.append(Operation(name, args, kwargs or {}, outputs))
         else:
             self.operations.append(Operation("view", args, {}, outputs))
@@ -98,14 +114,15 @@ def recorder() -> Recorder | None:
 
 @dataclass(kw_only=True)
 class RecordedStep(Step):
-    """A step whose attention is recorded instead of computed. first_layer: the first one that is held here."""
+    """A step whose attention is recorded instead of computed."""
 
     recorder: Recorder
-    first_layer: int = 0
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
+    ) -> Tensor:
         shape = 1, query.shape[2], query.shape[1], value.shape[3]
-        return self.recorder.note("attention", (query, key, value, layer - self.first_layer, how), shape, query.dtype)
+        return self.recorder.note("attention", (query, key, value, layer, how), shape, query.dtype)
 
     def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
         return self.recorder.note("recurrence", (*inputs,), (len(inputs[0]), *layer.shape), inputs[0].dtype)

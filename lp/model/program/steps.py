@@ -96,7 +96,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Keep:
-    """Writes a layer's keys or values of a row to the KV cache. source: its stride is that of heads."""
+    """Writes a layer's keys or values of a row to the KV cache.
+
+    source: its stride is that of heads. layer: its index in the model.
+    """
 
     source: Operand
     layer: int
@@ -155,7 +158,10 @@ class ExpertProduct:
 
 @dataclass(frozen=True)
 class Attention:
-    """A layer's attention over the KV cache. The query's stride is that of heads, whose numbers lie side by side."""
+    """A layer's attention over the KV cache. The query's stride is that of heads, whose numbers lie side by side.
+
+    layer: the index of the one whose keys and values are read. head_dim, value_dim: numbers of a key and of a value.
+    """
 
     out: Value
     query: Operand
@@ -164,6 +170,7 @@ class Attention:
     num_heads: int
     num_groups: int
     head_dim: int
+    value_dim: int
 
     @property
     def head_stride(self) -> int:
@@ -244,6 +251,11 @@ class Program:
     hidden: Span | None = None
     incoming: Value | None = None
     gives_logits: bool = True
+
+    @property
+    def cached_layers(self) -> list[int]:
+        """The layers that have keys and values of their own."""
+        return sorted({step.layer for step in self.steps if isinstance(step, Keep)})
 
     @property
     def inputs(self) -> list[Value]:

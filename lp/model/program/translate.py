@@ -22,12 +22,13 @@ def translate(model: CausalModel, num_rows: int) -> Program:
     return Lowering(_record(model, num_rows)).run()
 
 
-def cache_shapes(program: Program, num_layers: int) -> list[tuple[int, int]]:
-    """Heads and head dimension of each layer's keys and values. Raises Inexpressible for layers without attention."""
-    shapes = {step.layer: (step.num_heads, step.head_dim) for step in program.steps if isinstance(step, Keep)}
-    if sorted(shapes) != list(range(num_layers)):
-        raise Inexpressible(f"attention in {len(shapes)} of its {num_layers} layers")
-    return [shapes[layer] for layer in range(num_layers)]
+def cache_shapes(program: Program) -> dict[int, LayerShape]:
+    """The shapes of keys and values of the layers that have some of their own."""
+    kept = {(step.layer, step.is_key): step for step in program.steps if isinstance(step, Keep)}
+    return {
+        layer: LayerShape(kept[layer, True].num_heads, kept[layer, True].head_dim, kept[layer, False].head_dim)
+        for layer in program.cached_layers
+    }
 
 
 def find_shapes(model: CausalModel) -> dict[int, LayerShape]:
@@ -38,7 +39,7 @@ def find_shapes(model: CausalModel) -> dict[int, LayerShape]:
     for operation in _record(model, FEW_ROWS).operations:
         if operation.name == "attention":
             _, key, value, layer, _ = operation.args
-            shapes[model.layers[0] + layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+            shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
     return shapes
 
 
@@ -50,15 +51,16 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
     incoming = None
     if not model.is_first_stage:
         incoming = torch.zeros(1, num_rows, model.hidden_size, dtype=model.dtype, device=model.device)
-    step = RecordedStep(model.attention_kind, incoming, recorder=recorder, first_layer=model.layers[0])
+    step = RecordedStep(model.attention_kind, incoming, recorder=recorder)
     with torch.inference_mode(False), torch.no_grad(), recorded_experts(model.model), recorder:
         answer = model.model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            past_key_values=RowsOnly(model.num_layers),
+            past_key_values=RowsOnly(model.num_layers, positions),
             use_cache=True,
             step=step,
         )
     output = answer.logits if model.is_last_stage else step.outgoing
     assert output is not None, "a stage before the last hands hidden states on"
-    return Recording(tokens, positions, output, recorder.operations, recorder.changed, incoming, model.is_last_stage)
+    own = recorder.operations, recorder.changed, model.dtype
+    return Recording(tokens, positions, output, *own, incoming, model.is_last_stage)

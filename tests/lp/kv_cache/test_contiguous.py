@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from lp.kv_cache.cache import PAGE
+from lp.kv_cache.cache import PAGE, LayerShape
 from lp.kv_cache.contiguous import ContiguousCache
 
 HEADS, HEAD_DIM, LAYERS = 2, 4, 3
@@ -110,12 +110,14 @@ def test_layers_that_differ_keep_their_own_memory() -> None:
 
 def test_memory_that_is_allocated_at_once() -> None:
     cache = ContiguousCache(LAYERS, capacity=PAGE)
-    cache.allocate([(HEADS, HEAD_DIM)] * LAYERS, torch.float32)
+    cache.begin(dict.fromkeys(range(LAYERS), LayerShape(HEADS, HEAD_DIM, HEAD_DIM)), torch.empty(0))
     assert cache.is_written and is_together(cache) and cache.keys[2].shape == (1, HEADS, PAGE, HEAD_DIM)
     assert contents(cache) == []
     other = ContiguousCache(2, capacity=PAGE)
-    other.allocate([(1, HEAD_DIM), (2, HEAD_DIM)], torch.bfloat16)
-    assert not is_together(other) and other.values[1].shape == (1, 2, PAGE, HEAD_DIM)
+    shapes = {0: LayerShape(1, HEAD_DIM, HEAD_DIM), 3: LayerShape(2, HEAD_DIM, 1)}
+    other.begin(shapes, torch.empty(0, dtype=torch.bfloat16))
+    assert not is_together(other) and other.values[3].shape == (1, 2, PAGE, 1)
+    assert other.is_written and other.shapes == shapes
 
 
 def test_its_size_in_bytes() -> None:

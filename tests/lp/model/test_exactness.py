@@ -17,6 +17,7 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast_forward import SequenceRows
+from lp.model.kernels import LayerAttention
 from lp.tree import TreeBuilder, chain
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 
@@ -25,7 +26,7 @@ def load_tiny(folder: Path, **settings: Any) -> CausalModel:
     return load(ModelSettings(path=str(folder), device="cpu", **settings)).model
 
 
-def see_everything(step: TreeRows, sliding_window: int | None, group: int) -> torch.Tensor:
+def see_everything(step: TreeRows, how: LayerAttention, group: int) -> torch.Tensor:
     """A mask by which every row sees all rows before it, as in a model that ignores the tree."""
     num_rows = len(step.positions)
     visible = torch.ones(num_rows, step.cached + num_rows).tril(step.cached)
@@ -75,9 +76,8 @@ def test_a_layer_without_tree_attention_is_found(checkpoint_folder: Callable[[st
     ("architecture", "changes", "reason"),
     [
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM .* in 0 of its 2 layers; the others would see"),
-        ("mamba", {}, "MambaForCausalLM has layers of type linear_attention; only full_attention and"),
+        ("mamba", {}, "MambaForCausalLM has layers of type linear_attention; only chunked_attention, full"),
         ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, "JambaForCausalLM has layers of type"),
-        ("llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 64}, "layers of type chunked_attention"),
         ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "its attention uses s_aux"),
         ("bert", {"is_decoder": False}, "other logits for a token tree"),
         (
@@ -102,7 +102,10 @@ def test_a_window_longer_than_the_text_does_not_matter(tmp_path: Path) -> None:
     assert load_tiny(folder, max_length=SLIDING_WINDOW).max_length == SLIDING_WINDOW
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "mistral", "gemma2", "gemma3", "gpt2", "qwen3_moe", "gemma4", "gemma3n", "llama4", "deepseek_v3"],
+)
 def test_big_trees_behind_long_prefixes(
     architecture: str,
     checkpoint_folder: Callable[[str], Path],

@@ -54,6 +54,11 @@ def test_first_layers_of_the_model_itself(checkpoint_folder: FolderOf, architect
     assert best_token(checkpoint, "draft") == int(expected)
 
 
+def test_first_layers_of_layers_that_share_keys_are_refused(checkpoint_folder: FolderOf) -> None:
+    with pytest.raises(ValueError, match=r"draft\.layers=2: the model's layers share .* another model by draft\.path"):
+        load_both(checkpoint_folder("gemma4"), SecondModel(layers=2))
+
+
 def test_both_hold_as_many_tokens_within_one_bound(checkpoint_folder: FolderOf) -> None:
     folder = checkpoint_folder("llama")
     alone = load(ModelSettings(str(folder), device="cpu", kv_memory="0.002")).model

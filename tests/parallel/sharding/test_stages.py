@@ -51,6 +51,8 @@ def branching_tree():
             ("gpt_neox", 2),
             ("mixtral", 2),
             ("qwen3_moe", 3),
+            ("gemma4_moe", 2),
+            ("deepseek_v3", 2),
         ],
         ("llama", 3),
         ("qwen3", 4),

@@ -22,13 +22,13 @@ static inline void keep(bool is_key, long layer, const Step& step, long row, con
     }
 }
 
-template <int SIZE>
+template <int KEY_SIZE, int VALUE_SIZE>
 static void attend_task(const Task& task, float* room) {
 #if HAS_MATRIX_UNIT
-    if constexpr (SIZE % TILE_INPUTS == 0)
-        if (uses_matrix_unit) return attend_by_matrix_unit<SIZE>(task, room);
+    if constexpr (KEY_SIZE % TILE_INPUTS == 0 && VALUE_SIZE % TILE_INPUTS == 0)
+        if (uses_matrix_unit) return attend_by_matrix_unit<KEY_SIZE, VALUE_SIZE>(task, room);
 #endif
-    attend_by_vectors<SIZE>(task, room);
+    attend_by_vectors<KEY_SIZE, VALUE_SIZE>(task, room);
 }
 
 // A run's rows from `first` on in chunks of about the same size, each for as many tasks as there are heads.
@@ -53,10 +53,10 @@ struct Chunks {
 };
 
 // The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have.
-template <int SIZE>
+template <int KEY_SIZE, int VALUE_SIZE>
 static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step,
-                   long num_heads, long num_groups, long first, float scale, long window, float softcap, float* room,
-                   long thread, long num_threads) {
+                   long num_heads, long num_groups, long first, float scale, long window, long chunk_size,
+                   float softcap, float* room, long thread, long num_threads) {
     const long most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
     const long threads_of_run = (num_threads + step.num_runs - 1) / step.num_runs;
     long whole = 0, done = 0;
@@ -72,19 +72,19 @@ static void attend(const float* query, long query_width, long query_stride, floa
             const long cost = chunks.cost(step, chunk, num_groups);
             for (long head = 0; head < num_heads; head++, done += cost) {
                 if ((done + cost / 2) * num_threads / whole != thread) continue;
-                const long at = head * step.sequences[sequence].capacity * SIZE;
-                const Task task{query,     query_width,
+                const long at = head * step.sequences[sequence].capacity;
+                const Task task{query,      query_width,
                                 query_stride,
-                                out,       step.keys(sequence, layer) + at,
-                                step.values(sequence, layer) + at,
-                                step,      step.sequences[sequence].length,
-                                SIZE,      head,
-                                num_heads, num_groups,
+                                out,        step.keys(sequence, layer) + at * KEY_SIZE,
+                                step.values(sequence, layer) + at * VALUE_SIZE,
+                                step,       step.sequences[sequence].length,
+                                VALUE_SIZE, head,
+                                num_heads,  num_groups,
                                 chunks.start(chunk),
                                 chunks.start(chunk + 1),
-                                scale,     window,
-                                softcap};
-                attend_task<SIZE>(task, room);
+                                scale,      window,
+                                chunk_size, softcap};
+                attend_task<KEY_SIZE, VALUE_SIZE>(task, room);
             }
         }
     }

@@ -7,8 +7,8 @@
 #define MOST_QUERIES 48  // of one task
 
 // The query heads that share a key/value head, for rows [first, last) of a run: at most MOST_QUERIES queries, those of a
-// row next to each other. length: of the prefix. size: numbers of a head. window: keys that a row sees at most, 0 for
-// all. softcap: 0 for none.
+// row next to each other. length: of the prefix. size: numbers of a value. window: keys that a row sees at most, 0 for
+// all. chunk_size: a row sees keys of its own chunk of so many positions, 0 for all. softcap: 0 for none.
 struct Task {
     const float* query;
     long query_width, query_stride;
@@ -17,7 +17,7 @@ struct Task {
     const Step& step;
     long length, size, head, num_heads, num_groups, first, last;
     float scale;
-    long window;
+    long window, chunk_size;
     float softcap;
 
     long num_queries() const { return (last - first) * num_groups; }
@@ -38,6 +38,7 @@ struct Task {
     // A row sees the keys [begin_of, end_of) of its path: those of the prefix, then its ancestors and itself.
     long end_of(long row) const { return length + step.num_seen(row); }
     long begin_of(long row) const {
+        if (chunk_size > 0) return (end_of(row) - 1) / chunk_size * chunk_size;
         const long begin = window > 0 ? end_of(row) - window : 0;
         return begin < 0 ? 0 : begin;
     }

@@ -130,25 +130,28 @@ static inline void add_own_blocks(const Task& task, long row, long from, const f
 }
 
 // room: memory for the scores of MOST_QUERIES queries, in whose place their weights are put.
-template <int SIZE>
+template <int KEY_SIZE, int VALUE_SIZE>
 static void attend_by_matrix_unit(const Task& task, float* room) {
-    constexpr long MOST_BLOCKS = 256 * 64 / SIZE / VALUES;  // of the prefix, whose tiles stay in the first cache
+    // Blocks of the prefix, whose tiles stay in the first cache.
+    constexpr long MOST_BLOCKS = 256 * 64 / VALUE_SIZE / VALUES > 0 ? 256 * 64 / VALUE_SIZE / VALUES : 1;
+    constexpr long KEY_TILES = KEY_SIZE / TILE_INPUTS, VALUE_TILES = MOST_BLOCKS * VALUE_SIZE / 16;
     const long num_queries = task.num_queries(), num_tiles = (num_queries + TILE_ROWS - 1) / TILE_ROWS;
     const long num_keys = task.num_keys(), stride = task.stride(), whole = task.length / VALUES * VALUES;
     const long from = task.begin_of_all() / VALUES * VALUES;
-    alignas(64) half_t queries[MOST_QUERIES * SIZE], tiles[MOST_BLOCKS * SIZE / 16 * TILE];
-    alignas(64) float sums[MOST_QUERIES * SIZE] = {};
+    alignas(64) half_t queries[MOST_QUERIES * KEY_SIZE];
+    alignas(64) half_t tiles[(KEY_TILES > VALUE_TILES ? KEY_TILES : VALUE_TILES) * TILE];
+    alignas(64) float sums[MOST_QUERIES * VALUE_SIZE] = {};
     float factors[MOST_QUERIES];
-    memset(queries, 0, sizeof(half_t) * num_tiles * TILE_ROWS * SIZE);
+    memset(queries, 0, sizeof(half_t) * num_tiles * TILE_ROWS * KEY_SIZE);
     for (long q = 0; q < num_queries; q++)
-        for (int d = 0; d < SIZE; d += LANES)
-            store_rounded(queries + q * SIZE + d, load(task.query_of(q) + d) * broadcast(task.scale));
+        for (int d = 0; d < KEY_SIZE; d += LANES)
+            store_rounded(queries + q * KEY_SIZE + d, load(task.query_of(q) + d) * broadcast(task.scale));
     for (long key = from; key < num_keys; key += TILE_ROWS) {
-        tile_keys<SIZE>(task.keys + key * SIZE, num_keys - key, tiles);
+        tile_keys<KEY_SIZE>(task.keys + key * KEY_SIZE, num_keys - key, tiles);
         finish_writing();
-        if (num_tiles == 1) score_tiles<SIZE, 1>(queries, tiles, room + key, stride);
-        if (num_tiles == 2) score_tiles<SIZE, 2>(queries, tiles, room + key, stride);
-        if (num_tiles == 3) score_tiles<SIZE, 3>(queries, tiles, room + key, stride);
+        if (num_tiles == 1) score_tiles<KEY_SIZE, 1>(queries, tiles, room + key, stride);
+        if (num_tiles == 2) score_tiles<KEY_SIZE, 2>(queries, tiles, room + key, stride);
+        if (num_tiles == 3) score_tiles<KEY_SIZE, 3>(queries, tiles, room + key, stride);
     }
     for (long q = 0; q < num_queries; q++) {
         float* scores = room + q * stride;
@@ -167,21 +170,22 @@ static void attend_by_matrix_unit(const Task& task, float* room) {
         const long num_blocks = (whole - key) / VALUES < MOST_BLOCKS ? (whole - key) / VALUES : MOST_BLOCKS;
         for (long block = 0; block < num_blocks; block++) {
             const half_t* values[VALUES];
-            for (long n = 0; n < VALUES; n++) values[n] = task.values + (key + block * VALUES + n) * SIZE;
-            tile_values<SIZE>(values, tiles + block * (SIZE / 16) * TILE);
+            for (long n = 0; n < VALUES; n++) values[n] = task.values + (key + block * VALUES + n) * VALUE_SIZE;
+            tile_values<VALUE_SIZE>(values, tiles + block * (VALUE_SIZE / 16) * TILE);
         }
         finish_writing();
         for (long t = 0; t < num_tiles; t++)
-            add_blocks<SIZE>((const half_t*)(room + t * TILE_ROWS * stride) + key, 2 * stride, tiles, num_blocks,
-                             sums + t * TILE_ROWS * SIZE);
+            add_blocks<VALUE_SIZE>((const half_t*)(room + t * TILE_ROWS * stride) + key, 2 * stride, tiles, num_blocks,
+                                   sums + t * TILE_ROWS * VALUE_SIZE);
     }
     for (long row = task.first; row < task.last; row++) {
         const long q = (row - task.first) * task.num_groups;
-        add_own_blocks<SIZE>(task, row, from < whole ? whole : from, room + q * stride, sums + q * SIZE);
+        add_own_blocks<VALUE_SIZE>(task, row, from < whole ? whole : from, room + q * stride,
+                                   sums + q * VALUE_SIZE);
     }
     for (long q = 0; q < num_queries; q++) {
         float* to = task.out_of(q);
-        for (long d = 0; d < SIZE; d++) to[d] = sums[q * SIZE + d] * factors[q];
+        for (long d = 0; d < VALUE_SIZE; d++) to[d] = sums[q * VALUE_SIZE + d] * factors[q];
     }
 }
 

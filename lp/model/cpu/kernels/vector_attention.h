@@ -102,14 +102,15 @@ static inline void add_all_values(float* const* weights, long first, const float
 }
 
 // room: memory for the scores.
-template <int SIZE>
+template <int KEY_SIZE, int VALUE_SIZE>
 static void attend_by_vectors(const Task& task, float* room) {
-    constexpr int PADDED = (SIZE + LANES - 1) / LANES * LANES;
+    constexpr int PADDED = (VALUE_SIZE + LANES - 1) / LANES * LANES;
+    constexpr int PADDED_KEY = (KEY_SIZE + LANES - 1) / LANES * LANES;
     const long num_queries = task.num_queries(), num_keys = task.num_keys(), hidden = task.begin_of_all();
     const long length = task.length;
     const float* queries[MOST_QUERIES];
     float *scores[MOST_QUERIES], *outs[MOST_QUERIES];
-    alignas(64) float sums[MOST_QUERIES * PADDED], turned[KEYS * PADDED];
+    alignas(64) float sums[MOST_QUERIES * PADDED], turned[KEYS * (PADDED > PADDED_KEY ? PADDED : PADDED_KEY)];
     float factors[MOST_QUERIES];
     for (long q = 0; q < num_queries; q++) {
         queries[q] = task.query_of(q);
@@ -119,13 +120,13 @@ static void attend_by_vectors(const Task& task, float* room) {
     memset(sums, 0, sizeof(float) * num_queries * PADDED);
     for (long key = hidden / KEYS * KEYS; key < num_keys; key += KEYS) {
         const long count = num_keys - key < KEYS ? num_keys - key : KEYS;
-        turn_keys<SIZE>(task.keys + key * SIZE, count, turned);
+        turn_keys<KEY_SIZE>(task.keys + key * KEY_SIZE, count, turned);
         for (long part = 0; part < KEYS; part += KEY_VECTORS * LANES) {
             long q = 0;
             for (; q + QUERIES <= num_queries; q += QUERIES)
-                score<QUERIES, SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
+                score<QUERIES, KEY_SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
             for (; q < num_queries; q++)
-                score<1, SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
+                score<1, KEY_SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
         }
     }
     for (long q = 0; q < num_queries; q++) {
@@ -136,7 +137,7 @@ static void attend_by_vectors(const Task& task, float* room) {
     }
     for (long key = hidden; key < length; key += KEYS) {
         const long count = length - key < KEYS ? length - key : KEYS;
-        const float* wide = widen<SIZE, PADDED>(task.values + key * SIZE, count, turned);
+        const float* wide = widen<VALUE_SIZE, PADDED>(task.values + key * VALUE_SIZE, count, turned);
         long q = 0;
         for (; q + QUERIES <= num_queries; q += QUERIES)
             add_all_values<QUERIES, PADDED>(scores + q, key, wide, count, outs + q);
@@ -147,14 +148,14 @@ static void attend_by_vectors(const Task& task, float* room) {
         for (long begin = 0; begin < num_seen; begin += KEYS) {
             const long count = num_seen - begin < KEYS ? num_seen - begin : KEYS;
             for (long n = 0; n < count; n++)
-                widen_one<SIZE, PADDED>(task.values + (length + task.seen_by(row)[begin + n]) * SIZE,
-                                        turned + n * PADDED);
+                widen_one<VALUE_SIZE, PADDED>(task.values + (length + task.seen_by(row)[begin + n]) * VALUE_SIZE,
+                                              turned + n * PADDED);
             for (long g = q; g < q + task.num_groups; g++)
                 add_all_values<1, PADDED>(scores + g, length + begin, turned, count, outs + g);
         }
     }
     for (long q = 0; q < num_queries; q++) {
         float* to = task.out_of(q);
-        for (long d = 0; d < SIZE; d++) to[d] = outs[q][d] * factors[q];
+        for (long d = 0; d < VALUE_SIZE; d++) to[d] = outs[q][d] * factors[q];
     }
 }

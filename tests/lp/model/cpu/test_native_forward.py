@@ -22,7 +22,7 @@ from lp.model.fast_forward import SequenceRows
 from lp.tree import TokenTree, TreeBuilder, chain
 from tests.lp.model.cpu.shapes import SHAPES
 from tests.lp.test_tree import random_tree
-from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE
+from tests.models import ARCHITECTURES, SLIDING_WINDOW, VOCAB_SIZE, WITH_PROGRAM
 from tests.slow import slow_except
 
 HALF = ["llama", "gemma2", "gpt2"]
@@ -35,11 +35,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype", "allowed"),
     slow_except(
-        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, "odd"]]
-        + [(name, "bfloat16", 0.05) for name in [*HALF, *SHAPES]]
+        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, *WITH_PROGRAM, "odd"]]
+        + [(name, "bfloat16", 0.05) for name in [*HALF, "gemma4", *SHAPES]]
         + [(name, "float16", 0.01) for name in HALF],
         ("llama", "float32", 1e-5),
         ("odd", "float32", 1e-5),
+        ("gemma4", "float32", 1e-5),
         ("gemma2", "bfloat16", 0.05),
         ("gpt2", "float16", 0.01),
     ),

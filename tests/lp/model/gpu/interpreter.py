@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,11 +68,10 @@ def run_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pages:
-    """An arena on the CPU with one sequence, whose pages lie in any order. shapes: heads and dimension by layer."""
+    """An arena on the CPU with one sequence, whose pages lie in any order. shapes: by layer."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], num_pages: int, dtype: torch.dtype = torch.float32):
-        layers = {layer: LayerShape(heads, dim, dim) for layer, (heads, dim) in enumerate(shapes)}
-        self.arena = Arena(layers, len(layers), num_pages, dtype, torch.device("cpu"))
+    def __init__(self, shapes: Mapping[int, LayerShape], num_pages: int, dtype: torch.dtype = torch.float32):
+        self.arena = Arena(shapes, len(shapes), num_pages, dtype, torch.device("cpu"))
         for tensor in (*self.arena.keys.values(), *self.arena.values.values()):
             tensor[1:] = float("nan")  # whoever reads what was never written is found out
         self.cache = self.arena.open()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lp.kv_cache.cache import PAGE
+from lp.kv_cache.cache import PAGE, LayerShape
 from lp.model.gpu import attention
 from lp.model.gpu.attention import (
     MOST_SPLIT_TILES,
@@ -44,12 +44,17 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     dtype: torch.dtype = torch.float32
+    chunk: int | None = None
+    value_dim: int | None = None  # None is head_dim
+
+    def dims(self) -> tuple[int, int]:
+        return self.head_dim, self.value_dim or self.head_dim
 
     def step(self) -> Attention:
-        width = self.heads * self.groups * self.head_dim
-        how = LayerAttention(self.head_dim**-0.5, self.window, self.softcap)
-        query = Operand(Value(width + 3), 3, (self.head_dim,))
-        return Attention(Value(width), query, 0, how, self.heads, self.groups, self.head_dim)
+        (key_dim, value_dim), num_queries = self.dims(), self.heads * self.groups
+        how = LayerAttention(key_dim**-0.5, self.window, self.softcap, self.chunk)
+        query = Operand(Value(num_queries * key_dim + 3), 3, (key_dim,))
+        return Attention(Value(num_queries * value_dim), query, 0, how, self.heads, self.groups, key_dim, value_dim)
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,10 @@ def make_case(shape: Shape, tree: TokenTree, length: int, seed: int = 0) -> Case
     random = torch.Generator().manual_seed(seed)
     num_rows, width = len(tree), shape.step().query.source.width  # pyright: ignore[reportAttributeAccessIssue]
     keys, values = (
-        torch.randn(length + num_rows, shape.heads, shape.head_dim, generator=random).to(shape.dtype) for _ in range(2)
+        torch.randn(length + num_rows, shape.heads, dim, generator=random).to(shape.dtype) for dim in shape.dims()
     )
     query = torch.randn(num_rows, width, generator=random).to(shape.dtype)
-    pages = Pages([(shape.heads, shape.head_dim)], (length + num_rows) // PAGE + 2, shape.dtype)
+    pages = Pages({0: LayerShape(shape.heads, *shape.dims())}, (length + num_rows) // PAGE + 2, shape.dtype)
     write(pages, keys, values)
     pages.cache.length = length
     return Case(query, keys, values, pages, pages.given(tree))
@@ -94,6 +99,10 @@ def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
     if shape.window is not None:
         positions = torch.from_numpy(tree.depths) + length
         seen &= positions[:, None] - torch.cat([torch.arange(length), positions])[None] < shape.window
+    if shape.chunk is not None:
+        positions = torch.from_numpy(tree.depths) + length
+        keys = torch.cat([torch.arange(length), positions])
+        seen &= positions[:, None] // shape.chunk == keys[None] // shape.chunk
     shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
     return torch.einsum("hgrs,shd->rhgd", shares, case.values.float()).reshape(num_rows, -1)
 
@@ -127,8 +136,18 @@ SHAPES = [
     Shape(heads=1, window=300, softcap=8.0),
     Shape(groups=4, dtype=torch.bfloat16),
     Shape(heads=1, window=300, dtype=torch.float16),
+    Shape(heads=1, groups=2, head_dim=24, value_dim=80, chunk=24),
+    Shape(heads=1, head_dim=192, value_dim=128, dtype=torch.bfloat16),
+    Shape(chunk=24),
+    Shape(heads=1, groups=2, chunk=300),
+    Shape(heads=1, groups=2, head_dim=512),
 ]
-QUICK = (Shape(groups=4), Shape(heads=1, window=300, softcap=8.0), Shape(heads=1, window=300, dtype=torch.float16))
+QUICK = (
+    Shape(groups=4),
+    Shape(heads=1, window=300, softcap=8.0),
+    Shape(heads=1, window=300, dtype=torch.float16),
+    Shape(heads=1, groups=2, head_dim=24, value_dim=80, chunk=24),
+)
 
 
 @pytest.mark.parametrize("shape", slow_except(SHAPES, *QUICK), ids=str)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lp.kv_cache.cache import LayerShape
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
@@ -20,7 +21,7 @@ from lp.model.program.translate import cache_shapes, translate
 from lp.model.reference import relative_error
 from tests.lp.model.gpu.interpreter import Pages, interpret
 from tests.lp.test_tree import random_tree
-from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
+from tests.models import ARCHITECTURES, SLIDING_WINDOW, WITH_PROGRAM, save_checkpoint
 from tests.slow import slow_except
 
 # Sizes that are no power of two, and three query heads for one key/value head.
@@ -45,7 +46,7 @@ def load_model(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> Call
 @pytest.mark.parametrize(
     ("name", "dtype", "allowed"),
     slow_except(
-        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, "odd"]]
+        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, *WITH_PROGRAM, "odd"]]
         + [(name, "bfloat16", 0.05) for name in ("llama", "gemma2", "qwen3_moe")],
         ("mistral", "float32", 1e-5),
     ),
@@ -59,7 +60,7 @@ def test_trees_get_the_models_own_logits(
 ) -> None:
     interpret(monkeypatch)
     model = load_model(name, dtype)
-    cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5), model.num_layers), 1, model.dtype)
+    cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5)), 1, model.dtype)
     forward = make_fused(model, pages.arena)
     rng = np.random.default_rng(0)
     for num_rows, num_logits in ((SLIDING_WINDOW + 5, 2), (9, 9), (1, 1)):
@@ -77,7 +78,7 @@ def test_merged_weights_are_still_the_models_own(
     interpret(monkeypatch)
     model = load_model("llama", "float32")
     before = {name: weight.clone() for name, weight in model.model.state_dict().items()}
-    make_fused(model, Pages([(1, 1)], 1).arena)
+    make_fused(model, Pages({0: LayerShape(1, 1, 1)}, 1).arena)
     after = model.model.state_dict()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     attention: Any = model.model.model.layers[0].self_attn

@@ -29,7 +29,7 @@ def test_a_rows_logits_do_not_depend_on_its_company(
 ) -> None:
     interpret(monkeypatch)
     model = load(ModelSettings(str(checkpoint_folder(name)), dtype, "cpu", compile=CompileMode.off)).model
-    shapes = cache_shapes(translate(model, 5), model.num_layers)
+    shapes = cache_shapes(translate(model, 5))
     forward = make_fused(model, Pages(shapes, 1, model.dtype).arena, is_invariant=True)
     tree = random_tree(np.random.default_rng(3), 5)
     trunk = [(7 * n + 3) % 290 + 2 for n in range(28)]

@@ -268,7 +268,7 @@ def test_the_fused_forward_of_a_quantised_model_gives_its_own_logits(
     name: str, dtype: str, packed_model: Callable[..., CausalModel]
 ) -> None:
     model = packed_model(name, dtype, Weights.int4)
-    shapes = cache_shapes(translate(model, 5), model.num_layers)
+    shapes = cache_shapes(translate(model, 5))
     pages = Pages(shapes, 1, model.dtype)
     forward = make_fused(model, pages.arena)
     kinds = [type(one) for one in forward.plan]
