@@ -77,6 +77,8 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
     """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
     if how.softcap:
         return "the scores of a layer are soft-capped"
+    if how.sinks is not None:
+        return "a layer has sinks"
     if how.sliding_window is not None:
         return "a layer has a sliding window"
     if key.shape[3] != value.shape[3]:

@@ -148,10 +148,11 @@ class LayerKind(NamedTuple):
     num_groups: int
     head_dim: int
     how: LayerAttention
+    has_sinks: bool = False
 
     @staticmethod
     def of(step: Attention) -> LayerKind:
-        return LayerKind(step.num_heads, step.num_groups, step.head_dim, step.how)
+        return LayerKind(step.num_heads, step.num_groups, step.head_dim, step.how, step.sinks is not None)
 
     def step(self) -> Attention:
         """The attention of a layer whose query is an array of its own."""
@@ -163,7 +164,8 @@ class LayerKind(NamedTuple):
         how = self.how
         text = f"{self.num_heads * self.num_groups} heads of {self.head_dim}, {self.num_heads} of keys"
         text += f", a window of {how.sliding_window}" if how.sliding_window else ""
-        return text + (f", a softcap of {how.softcap:g}" if how.softcap else "")
+        text += f", a softcap of {how.softcap:g}" if how.softcap else ""
+        return text + (", sinks" if self.has_sinks else "")
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,8 @@ def find_obstacle(kernel: FlashKernel, kind: LayerKind, dtype: torch.dtype, devi
     """Why a function is not tried; empty if it is."""
     if kind.how.softcap and not kernel.knows_softcap:
         return "it knows no softcap"
+    if kind.has_sinks:
+        return "it knows no sinks"
     return kernel.missing() or obstacle(device, dtype, kind.head_dim)
 
 

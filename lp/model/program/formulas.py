@@ -34,6 +34,10 @@ MAPS: dict[str, Callable[..., str]] = {
 }
 
 
+# Whether two integers are equal: 1 or 0.
+IS_EQUAL = "(1.0f - smaller(larger({0} - {1}, {1} - {0}), 1.0f))"
+
+
 def literal(number: float) -> str:
     """A number as C reads it. Raises Inexpressible for one that is not finite."""
     if not math.isfinite(number):

@@ -7,11 +7,13 @@ Only what the logits depend on is turned. An operation on constants alone has be
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lp.model.program.formulas import MAPS, literal, power
+from lp.model.program.formulas import IS_EQUAL, MAPS, literal, power
 from lp.model.program.operands import Operands, squeezed
 from lp.model.program.record import Inexpressible, Operation, Recording, is_in_place, memory
 from lp.model.program.steps import (
@@ -71,7 +73,7 @@ class Lowering:
         changed = self._recording.changed
         if any(map(self._is_changed, given)) or any(memory(out) in changed for out in operation.outputs):
             raise Inexpressible(f"{name} on memory that is written in place")
-        if is_in_place(name):
+        if is_in_place(operation.name):
             self._write_in_place(name[:-1], operation)
         elif name in MAPS:
             self._map(name, operation)
@@ -91,7 +93,10 @@ class Lowering:
         value, view = self._known.find(target)
         if not view.is_whole or value.width * len(self._recording.tokens) != target.numel():
             raise Inexpressible(f"{name} in place on a part of something")
-        self._map(name, operation)
+        if name == "scatter":
+            self._scatter(operation)
+        else:
+            self._map(name, operation)
 
     def _map(self, name: str, operation: Operation) -> None:
         (out,) = operation.outputs
@@ -101,6 +106,8 @@ class Lowering:
         if name == "div" and others.pop("rounding_mode", None):
             raise Inexpressible("a division that rounds")
         formula = MAPS[name](**others)
+        if out.dtype == torch.bool:
+            formula = "({0} != 0.0f)"
         for number in numbers:
             formula = formula.replace("{1}", literal(number))
         self._add_map(formula, tensors, out)
@@ -113,6 +120,51 @@ class Lowering:
     def _lower_pow(self, operation: Operation) -> None:
         base, exponent = operation.args
         self._add_map(power(exponent), [base], operation.outputs[0])
+
+    def _lower_zeros_like(self, operation: Operation) -> None:
+        self._add_map("{0} - {0}", [operation.args[0]], operation.outputs[0])
+
+    def _lower_bitwise_not(self, operation: Operation) -> None:
+        (tensor,), (out,) = operation.args, operation.outputs
+        if out.dtype != torch.bool:
+            raise Inexpressible("the bits of numbers")
+        self._add_map("1.0f - {0}", [tensor], out)
+
+    def _lower_masked_fill(self, operation: Operation) -> None:
+        """What is filled with an infinite number gets the largest one in its place."""
+        tensor, mask, number = operation.args
+        largest = torch.finfo(torch.float32).max
+        number = literal(min(max(number, -largest), largest))
+        self._add_map(f"{{0}} * (1.0f - {{1}}) + {number} * {{1}}", [tensor, mask], operation.outputs[0])
+
+    def _lower_gather(self, operation: Operation) -> None:
+        """Numbers [R, C] at places [R, C] of numbers [R, N]: sums in which all others are multiplied by 0."""
+        tensor, dim, places = operation.args
+        if tensor.dim() != 2 or dim % 2 != 1:
+            raise Inexpressible("numbers at places along other than the last dimension")
+        (out,) = operation.outputs
+        self._known.fresh(out, 0)
+        every = tensor[:, None].expand(-1, places.shape[1], -1)
+        formula = f"{{0}} * {IS_EQUAL.format('{1}', '{2}')}"
+        self._add_reduce(formula, [every, places[:, :, None], self._places(tensor.shape[1])], out[:, :, None], 0, "{}")
+
+    def _scatter(self, operation: Operation) -> None:
+        """Writes one number to places [R, C], no two of them the same, of numbers [R, N]."""
+        target, dim, places, number = operation.args
+        if target.dim() != 2 or dim % 2 != 1:
+            raise Inexpressible("numbers at places along other than the last dimension")
+        hits = target.new_empty(target.shape, dtype=torch.float32)
+        self._made.append(hits)
+        self._known.fresh(hits, 0)
+        every = places[:, None].expand(-1, target.shape[1], -1)
+        formula = IS_EQUAL.format("{0}", "{1}")
+        self._add_reduce(formula, [every, self._places(target.shape[1])[:, None]], hits[:, :, None], 0, "{}")
+        self._add_map(f"{{0}} * (1.0f - {{1}}) + {literal(number)} * {{1}}", [target, hits], target)
+
+    def _places(self, count: int) -> Tensor:
+        """0, 1, ... `count` - 1."""
+        self._made.append(torch.arange(count, dtype=torch.float32, device=self._recording.tokens.device))
+        return self._made[-1]
 
     def _lower_clamp(self, operation: Operation) -> None:
         tensor, *limits = operation.args
@@ -177,13 +229,15 @@ class Lowering:
         if dim % tensor.dim() != tensor.dim() - 1 or not largest:
             raise Inexpressible("a choice other than of the largest of the last dimension")
         source, view = self._known.find(tensor)
-        if tensor.dim() != 2 or view.row != 0 or view.strides[1] != 1:
+        size, num_pieces = tensor.shape[-1], tensor.shape[1] if tensor.dim() == 3 else 1
+        are_adjacent = view.strides[-1] == 1 and (num_pieces == 1 or view.strides[1] == size)
+        if tensor.dim() > 3 or view.row != 0 or not are_adjacent:
             raise Inexpressible("a choice among numbers that do not lie side by side")
         out = self._known.fresh(values, 0), self._known.fresh(places, 0)
-        self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), tensor.shape[1], count))
+        self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), size, count, num_pieces))
 
     def _lower_expert_product(self, operation: Operation) -> None:
-        x, experts, weight = operation.args
+        x, experts, weight, *bias = operation.args
         source, view = self._known.find(x)
         chosen, places = self._known.find(experts)
         if view.row != 0 or view.strides[-1] != 1 or places.row != 0 or places.strides[1] > 1:
@@ -193,7 +247,7 @@ class Lowering:
         self.program.steps.append(
             ExpertProduct(
                 out, Operand(source, view.start, (stride, 1)), Operand(chosen, places.start, (1,)), weight,
-                experts.shape[1],
+                self._known.constant(bias[0]) if bias else None, experts.shape[1],
             )
         )  # fmt: skip
 
@@ -343,8 +397,17 @@ class Lowering:
             raise Inexpressible("a product of other than rows with a weight")
         if view.row != 0 or view.strides[1] > 1:
             raise Inexpressible("a product with rows that are not in order")
+        if isinstance(weight, Tensor):
+            weight = self._in_own_format(weight)
         value = self._known.fresh(out, 0)
         self.program.steps.append(Product(value, Operand(source, view.start, (1,)), weight, bias))
+
+    def _in_own_format(self, weight: Tensor) -> Tensor:
+        """A weight in the model's format, of which a model may multiply some in a wider one."""
+        own = weight.to(self._recording.dtype)
+        if own is not weight and not torch.equal(own.to(weight.dtype), weight):
+            raise Inexpressible(f"a product with a weight of {weight.dtype} in a model of {self._recording.dtype}")
+        return own
 
     def _lower_attention(self, operation: Operation) -> None:
         query, key, value, layer, how = operation.args
@@ -355,7 +418,10 @@ class Lowering:
         heads = key.shape[1]
         for operand, is_key in ((keys, True), (values, False)):
             self.program.steps.append(Keep(operand, layer, is_key, heads, query.shape[3]))
-        self.program.steps.append(Attention(out, asked, layer, how, heads, query.shape[1] // heads, query.shape[3]))
+        groups, sinks = query.shape[1] // heads, None
+        if how.sinks is not None:
+            how, sinks = replace(how, sinks=None), self._known.constant(how.sinks.detach())
+        self.program.steps.append(Attention(out, asked, layer, how, heads, groups, query.shape[3], sinks))
 
     def _heads(self, tensor: Tensor) -> Operand:
         """[1, heads, R, D] as an operand whose stride is that of heads."""

@@ -14,7 +14,8 @@ from lp.model.program.layout import Memory, View
 from lp.model.program.record import Inexpressible, memory
 from lp.model.program.steps import Constant, Operand, Value
 
-NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+# Booleans are 0 and 1.
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
 class Operands:

@@ -35,9 +35,11 @@ class Operation:
 @dataclass
 class Recording:
     """All operations in the order in which they ran. changed: memory that some operation wrote to, but for those that
-    compute each number of it anew (see `is_in_place`). incoming, and hidden states as output: of a stage of a pipeline.
+    compute each number of it anew (see `is_in_place`). dtype: of the model. incoming, and hidden states as output: of a
+    stage of a pipeline.
     """
 
+    dtype: torch.dtype
     tokens: Tensor
     positions: Tensor
     output: Tensor
@@ -54,6 +56,8 @@ def memory(tensor: Tensor) -> int:
 
 def is_in_place(name: str) -> bool:
     """Whether an operation computes each number of its first argument anew and writes it there, such as div_."""
+    if name == "scatter_.value":
+        return True
     name = name.partition(".")[0]
     return name.endswith("_") and name[:-1] in ("add", "sub", "mul", "div")
 

@@ -59,4 +59,6 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
         )
     output = answer.logits if model.is_last_stage else step.outgoing
     assert output is not None, "a stage before the last hands hidden states on"
-    return Recording(tokens, positions, output, recorder.operations, recorder.changed, incoming, model.is_last_stage)
+    return Recording(
+        model.dtype, tokens, positions, output, recorder.operations, recorder.changed, incoming, model.is_last_stage
+    )

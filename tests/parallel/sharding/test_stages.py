@@ -51,6 +51,7 @@ def branching_tree():
             ("gpt_neox", 2),
             ("mixtral", 2),
             ("qwen3_moe", 3),
+            ("gpt_oss", 3),
         ],
         ("llama", 3),
         ("qwen3", 4),

@@ -25,7 +25,7 @@ from lp.model.gpu.attention import (
 )
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import LayerAttention
-from lp.model.program.steps import Attention, Operand, Value
+from lp.model.program.steps import Attention, Constant, Operand, Value
 from lp.platform import build as kernels
 from lp.tree import TokenTree
 from tests.lp.model.gpu import interpreter
@@ -44,12 +44,18 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     dtype: torch.dtype = torch.float32
+    has_sinks: bool = False
 
     def step(self) -> Attention:
         width = self.heads * self.groups * self.head_dim
         how = LayerAttention(self.head_dim**-0.5, self.window, self.softcap)
         query = Operand(Value(width + 3), 3, (self.head_dim,))
-        return Attention(Value(width), query, 0, how, self.heads, self.groups, self.head_dim)
+        sinks = Constant(self.sinks()) if self.has_sinks else None
+        return Attention(Value(width), query, 0, how, self.heads, self.groups, self.head_dim, sinks)
+
+    def sinks(self) -> Tensor:
+        """For each query head a number of its own."""
+        return torch.linspace(-2, 3, self.heads * self.groups)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,11 @@ def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
     if shape.window is not None:
         positions = torch.from_numpy(tree.depths) + length
         seen &= positions[:, None] - torch.cat([torch.arange(length), positions])[None] < shape.window
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if shape.has_sinks:
+        sinks = shape.sinks().view(shape.heads, shape.groups, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    shares = scores.softmax(dim=-1)[..., : length + num_rows]
     return torch.einsum("hgrs,shd->rhgd", shares, case.values.float()).reshape(num_rows, -1)
 
 
@@ -127,8 +137,15 @@ SHAPES = [
     Shape(heads=1, window=300, softcap=8.0),
     Shape(groups=4, dtype=torch.bfloat16),
     Shape(heads=1, window=300, dtype=torch.float16),
+    Shape(groups=3, has_sinks=True),
+    Shape(groups=2, window=24, dtype=torch.bfloat16, has_sinks=True),
 ]
-QUICK = (Shape(groups=4), Shape(heads=1, window=300, softcap=8.0), Shape(heads=1, window=300, dtype=torch.float16))
+QUICK = (
+    Shape(groups=4),
+    Shape(heads=1, window=300, softcap=8.0),
+    Shape(heads=1, window=300, dtype=torch.float16),
+    Shape(groups=3, has_sinks=True),
+)
 
 
 @pytest.mark.parametrize("shape", slow_except(SHAPES, *QUICK), ids=str)
