@@ -1,8 +1,9 @@
-"""Tiny Llamas as GGUF files, with the byte-level tokenizer of the other tiny models."""
+"""Tiny models as GGUF files, with the byte-level tokenizer of the other tiny models."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -33,10 +34,23 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "embed_tokens": "token_embd",
     "lm_head": "output",
     "norm": "output_norm",
 }
+
+# The models of architectures, where they are not Llamas.
+MODELS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 
 
 def write_gguf(
@@ -54,8 +68,9 @@ def write_gguf(
     blocks that matrices get in turns. changes: of the model's configuration.
     """
     folder = save_checkpoint(
-        file.parent / f"{file.stem}-checkpoint", "llama", seed, chat_template="{{ messages }}", **changes
-    )
+        file.parent / f"{file.stem}-checkpoint", MODELS.get(architecture, "llama"), seed,
+        chat_template="{{ messages }}", **changes,
+    )  # fmt: skip
     config = AutoConfig.from_pretrained(folder)
     writer = GGUFWriter(file, architecture)
     writer.add_name("tiny")
@@ -68,18 +83,41 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
+    if architecture in MODELS:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "qwen3moe":
+        writer.add_key_length(config.head_dim)
     _add_tokenizer(writer, folder, config, tokenizer)
-    turns = cycle(kinds)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    turns, kind = cycle(kinds), GGMLQuantizationType.F32
+    for name, tensor in _merged(load_file(folder / "model.safetensors")).items():
         if (written := _name(name)) == without:
             continue
-        kind = GGMLQuantizationType[next(turns) if tensor.ndim == 2 else "F32"]
-        writer.add_tensor(written, blocks(tensor, kind), raw_dtype=kind)
+        if tensor.ndim == 1 or "ffn_gate_inp" in written:
+            kind = GGMLQuantizationType.F32
+        elif "ffn_up_exps" not in written:  # which has the type of ffn_gate_exps
+            kind = GGMLQuantizationType[next(turns)]
+        tensor = tensor[0] if "ffn_gate_inp_shexp" in written else tensor
+        made = blocks(tensor.reshape(-1, tensor.shape[-1]), kind) if tensor.ndim == 3 else blocks(tensor, kind)
+        writer.add_tensor(written, made.reshape(*tensor.shape[:-1], -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _merged(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same tensors, with one for all experts of a layer."""
+    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        if ".experts." in name:
+            before, number, part = re.split(r"\.(\d+)\.(?=\w+_proj)", name)
+            by_name.setdefault(f"{before}.{part}", {})[int(number)] = tensor
+        else:
+            found[name] = tensor
+    return found | {name: np.stack([own[number] for number in sorted(own)]) for name, own in by_name.items()}
 
 
 def blocks(numbers: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:

@@ -67,6 +67,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "decoder_sparse_step": 1,
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **ALTERNATING,
+        **EXPERTS,
+        "num_local_experts": 4,
+        "intermediate_size": 32,
+    },
     "starcoder2": {"model_type": "starcoder2", "sliding_window": SLIDING_WINDOW},
     "granite": {"model_type": "granite"},
     "cohere": {"model_type": "cohere", "logit_scale": 1.0},

@@ -42,19 +42,26 @@ class Kind:
     also: Mapping[str, Callable[[Tensor], Made]] = field(default_factory=dict)
 
 
-def write_quantized(folder: Path, kind: Kind, **changes: Any) -> tuple[Path, Path]:
-    """Writes a tiny Llama whose linear layers are quantised, and the same model unpacked. Returns both folders.
+def write_quantized(
+    folder: Path, kind: Kind, architecture: str = "llama", sizes: Mapping[str, Any] = SIZES, **changes: Any
+) -> tuple[Path, Path]:
+    """Writes a tiny model whose linear layers and experts are quantised, and the same one unpacked. Returns both
+    folders.
 
     changes: go into the model's configuration.
     """
-    plain = save_checkpoint(folder / "plain", "llama", **{**SIZES, **changes})
-    quantized = save_checkpoint(folder / "quantized", "llama", **{**SIZES, **changes})
+    plain = save_checkpoint(folder / "plain", architecture, **{**sizes, **changes})
+    quantized = save_checkpoint(folder / "quantized", architecture, **{**sizes, **changes})
     weights = load_file(plain / "model.safetensors")
     stored = dict(weights)
     for name in sorted(weights):
         module = name.removesuffix(".weight")
-        make = kind.make if "_proj" in name else kind.also.get(module)
-        if make is not None:
+        is_inner = ("_proj" in name or ".experts." in name) and not name.endswith("bias")
+        make = kind.make if is_inner else kind.also.get(module)
+        if make is not None and weights[name].dim() == 3:
+            parts, weights[name] = _experts(make, stored.pop(name))
+            stored |= {f"{name}_{part.removeprefix('weight_')}": tensor for part, tensor in parts.items()}
+        elif make is not None:
             parts, weights[name] = make(stored.pop(name))
             stored |= {f"{module}.{part}": tensor for part, tensor in parts.items()}
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
@@ -65,6 +72,13 @@ def write_quantized(folder: Path, kind: Kind, **changes: Any) -> tuple[Path, Pat
     config["quantization_config"] = dict(kind.settings)
     (quantized / "config.json").write_text(json.dumps(config))
     return quantized, plain
+
+
+def _experts(make: Callable[[Tensor], Made], weights: Tensor) -> Made:
+    """Of all experts in one tensor [experts, K, N]: parts [experts, ...]."""
+    made = [make(one.t().contiguous()) for one in weights]
+    parts = {part: torch.stack([own[part] for own, _ in made]) for part in made[0][0]}
+    return parts, torch.stack([numbers.t() for _, numbers in made])
 
 
 def integers(

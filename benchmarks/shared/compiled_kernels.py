@@ -191,7 +191,7 @@ def _type_of(argument: object, dtype: torch.dtype) -> str:
 def _attention_types(dtype: torch.dtype) -> dict[str, str]:
     own = f"*{TYPES[dtype]}"
     return {
-        "queries": own, "keys": own, "values": own, "out": own, "parts": "*fp32", "sums": "*fp32",
+        "queries": own, "keys": own, "values": own, "sinks": own, "out": own, "parts": "*fp32", "sums": "*fp32",
         "counters": "*i32", "slots": "*i64", "sequence_of": "*i32", "row_starts": "*i32", "positions": "*i64",
         "visible": "*i1", "block_table": "*i32", "lengths": "*i32", "paths": "*i32", "num_rows": "i32",
         "max_pages": "i32", "query_stride": "i32", "head_stride": "i32", "scale": "fp32",
@@ -209,7 +209,7 @@ def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
             tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
             shared: dict[str, Any] = {
                 "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": key_dim, "VALUE_DIM": value_dim, "WINDOW": 4096, "CHUNK": 0,
-                "SOFTCAP": 50.0, "PAGE": 256, "BLOCK_D": widths[0], "BLOCK_V": widths[1],
+                "SOFTCAP": 50.0, "HAS_SINKS": True, "PAGE": 256, "BLOCK_D": widths[0], "BLOCK_V": widths[1],
             }  # fmt: skip
             splits = 32 if rows == 1 else 4
             merged = num_merged(min(rows, tile.rows) * GROUPS, splits, widths[1], tile.warps)
@@ -248,12 +248,12 @@ def _products(dtype: torch.dtype) -> Iterator[Variant]:
             ALL_REGISTERS,
         )  # fmt: skip
     types = {
-        "x": own, "weight": own, "out": own, "pairs": "*i64", "expert_of": "*i64", "begins": "*i64", "ends": "*i64",
-        "row_stride": "i32", "choice_stride": "i32", "expert_stride": "i64", "output_stride": "i32",
+        "x": own, "weight": own, "bias": own, "out": own, "pairs": "*i64", "expert_of": "*i64", "begins": "*i64",
+        "ends": "*i64", "row_stride": "i32", "choice_stride": "i32", "expert_stride": "i64", "output_stride": "i32",
     }  # fmt: skip
     constants = {
-        "input_stride": 1, "C": 8, "E": 128, "K": 2048, "N": 1536, "BLOCK_M": PAIRS, "BLOCK_N": EXPERT_OUTPUTS,
-        "BLOCK_K": EXPERT_INPUTS,
+        "input_stride": 1, "C": 8, "E": 128, "K": 2048, "N": 1536, "HAS_BIAS": True, "BLOCK_M": PAIRS,
+        "BLOCK_N": EXPERT_OUTPUTS, "BLOCK_K": EXPERT_INPUTS,
     }  # fmt: skip
     yield Variant("product with experts", expert_kernels.multiply_experts, types, constants, 4, 3, ALL_REGISTERS)
 

@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.shared.shapes import describe_shape, model_of_shape, num_parameters
 from lp.model.memory import MARGIN, cache_bytes
-from lp.model.quantization.packed import empty_packed, pack
-from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.experts import compute_quantized, is_transposed
+from lp.model.quantization.joined import QuantizedExperts
+from lp.model.quantization.model import as_parameter
+from lp.model.quantization.packed import empty_packed, pack_for
 from lp.model.quantization.quantize import FORMATS, Weights, bits_of, bytes_of_number, quantize
 from lp.model.quantization.weight import QuantizedWeight
 
@@ -41,19 +43,24 @@ def quantize_model(model: PreTrainedModel, weights: Weights) -> None:
         if weight.device.type == "meta":
             num_outputs, num_inputs = weight.shape
             return empty_packed(FORMATS[bits], num_outputs, num_inputs, weight.dtype, weight.device)
-        made = quantize(weight, bits, weight.dtype, weight.device)
-        return pack(made, weight.device) if weight.device.type == "cuda" else made
+        return quantize(weight, bits, weight.dtype, weight.device)
 
     plain = {name: weight for name, weight in model.named_parameters() if bytes_of_number(model, name, weights) < 2}
     made: dict[int, nn.Parameter] = {}
     for name, weight in plain.items():
-        content = QuantizedParameter(quantized(weight.data, bits_of(model, name, weights)), weight.device)
-        made[id(weight)] = nn.Parameter(content, requires_grad=False)
+        bits, numbers = bits_of(model, name, weights), weight.data
+        if weight.dim() == 3:
+            of_experts = numbers.mT if is_transposed(model, name) else numbers
+            content: QuantizedWeight = QuantizedExperts([quantized(one, bits) for one in of_experts])
+        else:
+            content = quantized(numbers, bits)
+        made[id(weight)] = as_parameter(model, name, pack_for(content, weight.device), weight.device)
         weight.data = weight.new_empty(0)
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and id(weight) in made:
                 module._parameters[name] = made[id(weight)]
+    compute_quantized(model)
 
 
 def check_room(

@@ -211,9 +211,11 @@ def tree_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """query [1, H*G, R, D], key and value [1, H, R, D], of the step's rows alone -> [1, R, H*G, D], None.
+    s_aux: [H*G] sinks.
 
     Raises UnsupportedAttention for an argument that tree attention does not know.
     """
@@ -226,7 +228,7 @@ def tree_attention(
     step.layers_seen.append(layer)
     step.windows_seen.add(sliding_window)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    how = LayerAttention(scale, sliding_window, softcap or None, _chunk_size(module, layer))
+    how = LayerAttention(scale, sliding_window, softcap or None, _chunk_size(module, layer), s_aux)
     owner = step.owner(layer, key, value)
     return step.attend(owner, query, key, value, how, is_shared=owner != layer), None
 

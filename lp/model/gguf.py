@@ -2,7 +2,7 @@
 
 The folder has the file's configuration and tokenizer, which transformers reads. Its weights stay in the file, to which
 the folder has a link, and are read as they are (lp/model/quantization/gguf_file.py). Where they are other tensors than
-those of the model (experts, transposed matrices), and where transformers is to read them itself, they are unpacked to
+those of the model (transposed matrices), and where transformers is to read them itself, they are unpacked to
 the folder, in the smallest of bfloat16, float16 and float32 that holds all of them exactly (float32 for quantised
 blocks).
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # it needs the package gguf
 log = logging.getLogger("lookahead")
 
 # Counts the ways of making folders: a folder that was made in another way is not used.
-WAY = 2
+WAY = 3
 # The link to the file, in a folder without weights.
 LINK = "model.gguf"
 MANIFEST = "unpacked.json"

@@ -12,7 +12,7 @@ long part. Knows nothing of models or caches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -56,13 +56,15 @@ class LayerAttention:
 
     scale: factor of the scores. sliding_window: a row sees keys that are less than this away; None is all of them.
     softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2. chunk_size: a row sees keys of its own chunk of
-    so many positions, as in Llama 4; None is all of them.
+    so many positions, as in Llama 4; None is all of them. sinks: [H*G], for each query head the score of a further key,
+    whose value is 0, that every row sees, as in gpt-oss.
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     chunk_size: int | None = None
+    sinks: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def sees_all(self) -> bool:
@@ -108,7 +110,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
     if not how.sees_all:
         key, value, num_before = key[:, :, num_before:], value[:, :, num_before:], 0
     if kind in (AttentionKind.two_part, *GPU_KINDS) and not how.softcap and key.shape[3] == value.shape[3]:
-        out = _in_parts(query, key, value, mask, kind, how.scale, num_before)
+        out = _in_parts(query, key, value, mask, kind, how, num_before)
     else:
         out = _in_one(query, key, value, mask, kind, how, num_before)
     return out.transpose(1, 2).contiguous()
@@ -117,16 +119,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: Attent
 def _in_one(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention, num_before: int
 ) -> Tensor:
-    """[1, H*G, R, D] by one softmax over all keys. A softcap needs plain matrix products, as no kernel supports it."""
+    """[1, H*G, R, D] by one softmax over all keys. A softcap and sinks need plain matrix products, as no kernel here
+    supports them.
+    """
     whole = pad(mask, (num_before, 0))
     folded = fold(query, key.shape[1])
-    if kind is not AttentionKind.eager and not how.softcap:
+    if kind is not AttentionKind.eager and not how.softcap and how.sinks is None:
         out = scaled_dot_product_attention(folded, key, value, attn_mask=whole, scale=how.scale)
     else:
         scores = folded @ key.transpose(2, 3) * how.scale
         if how.softcap:
             scores = torch.tanh(scores / how.softcap) * how.softcap
-        out = (scores + whole).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+        scores = scores + whole
+        if how.sinks is not None:
+            sinks = fold(_per_row(how.sinks, query), key.shape[1])
+            scores = torch.cat([scores, sinks.to(scores.dtype)], dim=3)
+        shares = scores.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[2]]
+        out = shares.to(query.dtype) @ value
     return out.reshape(1, query.shape[1], query.shape[2], value.shape[3])
 
 
@@ -138,16 +147,24 @@ def fold(query: Tensor, heads: int) -> Tensor:
     return query.reshape(1, heads, -1, query.shape[3])
 
 
+def _per_row(sinks: Tensor, query: Tensor) -> Tensor:
+    """Sinks [H*G] as the scores [1, H*G, R, 1] of one more key."""
+    return sinks[None, :, None, None].expand(1, -1, query.shape[2], 1)
+
+
 def _in_parts(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, scale: float, num_before: int
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind, how: LayerAttention, num_before: int
 ) -> Tensor:
     """[1, H*G, R, D] by one softmax over the first `num_before` keys and one over the others."""
+    scale = how.scale
     if kind is AttentionKind.two_part:
         folded = fold(query, key.shape[1])
+        sinks = None if how.sinks is None else fold(_per_row(how.sinks, query), key.shape[1])[..., 0]
         if query.shape[2] == 1:  # a single row sees all keys
-            return _on_cpu(folded, key, value, None, scale)[0].reshape(query.shape)
-        return _two_part(folded, key, value, mask, scale, num_before).reshape(query.shape)
+            return with_sinks(*_on_cpu(folded, key, value, None, scale), sinks)[0].reshape(query.shape)
+        return _two_part(folded, key, value, mask, scale, num_before, sinks).reshape(query.shape)
     tail = masked_part(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
+    tail = with_sinks(*tail, None if how.sinks is None else _per_row(how.sinks, query)[..., 0])
     if num_before == 0:
         return tail[0].to(query.dtype)
     by_kernel = flash.prefix_by_package if kind is AttentionKind.flash else flash.prefix_by_torch
@@ -156,9 +173,11 @@ def _in_parts(
     return merge(prefix.transpose(1, 2), sums, *tail)
 
 
-def _two_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int) -> Tensor:
-    """[1, H, G*R, D] for folded queries, on the CPU."""
-    tail = _on_cpu(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale)
+def _two_part(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, num_before: int, sinks: Tensor | None
+) -> Tensor:
+    """[1, H, G*R, D] for folded queries, on the CPU. sinks: [1, H, G*R]."""
+    tail = with_sinks(*_on_cpu(query, key[:, :, num_before:], value[:, :, num_before:], mask, scale), sinks)
     if num_before == 0:
         return tail[0]
     return merge(*_on_cpu(query, key[:, :, :num_before], value[:, :, :num_before], None, scale), *tail)
@@ -177,6 +196,16 @@ def masked_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: 
     sums = scores.amax(dim=-1) - shares.amax(dim=-1).log()  # the largest share is exp(largest score - sum)
     out = shares.to(query.dtype) @ value[0]
     return out.view(query.shape), sums.view(query.shape[:3])
+
+
+def with_sinks(out: Tensor, sums: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention [1, .., D] and log-sum-exp [1, ..] with one more key, whose scores [1, ..] are given and whose value is
+    0; None is no such key.
+    """
+    if sinks is None:
+        return out, sums
+    own, other = sums.float(), sinks.float()
+    return (out.float() * torch.sigmoid(own - other)[..., None]).to(out.dtype), torch.logaddexp(own, other)
 
 
 def merge(prefix: Tensor, prefix_sums: Tensor, tail: Tensor, tail_sums: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ The towers that read these are left out of the model, and their weights are not 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import (
@@ -21,8 +23,8 @@ def has_towers(config: PreTrainedConfig) -> bool:
     """Whether transformers makes a model with more than a language model of this configuration."""
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
         if type(config) in mapping:
-            is_whole = mapping[type(config)].config_class is type(config)
-            return is_whole and config.get_text_config(decoder=True) is not config
+            known: Any = mapping[type(config)]
+            return known.config_class is type(config) and config.get_text_config(decoder=True) is not config
     return False
 
 

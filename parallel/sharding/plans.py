@@ -19,6 +19,14 @@ TENSOR: dict[str, dict[str, str]] = {
         "transformer.h.*.mlp.c_proj": "rowwise",
         "lm_head": "colwise_gather_output",
     },
+    "gpt_oss": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.experts": "moe_tp_experts",
+        "lm_head": "colwise_gather_output",
+    },
 }
 # By model type. Names of modules, and what each is given.
 PIPELINE: dict[str, dict[str, list[str]]] = {

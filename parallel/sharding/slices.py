@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.layers import head_counts, head_dims
+from lp.model.quantization.experts import expert_weights
 from lp.model.weight_files import Shard
 
 COLUMN, ROW = "colwise", "rowwise"
@@ -43,7 +44,7 @@ def slices(model: PreTrainedModel, styles: Mapping[str, str], degree: int, multi
     return {name: _slices_of(model, name, style, degree, multiple) for name, style in styles.items()}
 
 
-def shards(model: nn.Module, styles: Mapping[str, str], cut: Slices, rank: int) -> dict[str, Shard]:
+def shards(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, rank: int) -> dict[str, Shard]:
     """The shard that a rank holds of each parameter of the split modules, by the parameter's name."""
     found = {}
     for name, style in styles.items():
@@ -51,20 +52,43 @@ def shards(model: nn.Module, styles: Mapping[str, str], cut: Slices, rank: int) 
         for parameter, tensor in module.named_parameters():
             if (shard := _shard(module, parameter, tensor, style, held)) is not None:
                 found[f"{name}.{parameter}"] = shard
+    for name in _split_attention(styles):
+        attention = model.get_submodule(name)
+        for parameter, tensor in attention.named_parameters(recurse=False):
+            if has_number_per_head(model.config, tensor):
+                degree = len(next(iter(cut.values())))
+                found[f"{name}.{parameter}"] = Shard(0, (own_heads(model.config, styles, rank, degree).query,))
     return found
+
+
+def has_number_per_head(config: PreTrainedConfig, tensor: Tensor) -> bool:
+    """Whether a parameter of an attention module has a number for each query head, as sinks are."""
+    return tuple(tensor.shape) == head_counts(config, 0)[:1]
 
 
 def _shard(module: nn.Module, parameter: str, tensor: nn.Parameter, style: str, held: range) -> Shard | None:
     """The shard of a parameter of a split module; None for one that every rank holds whole."""
     if style == EXPERTS:
-        if parameter == "down_proj":
-            return Shard(2, (held,))
-        return Shard(1, _in_each(held, tensor.shape[1], 2 if parameter == "gate_up_proj" else 1))
+        return _shard_of_experts(module, parameter, tensor, held)
     if not _is_column(style):
         is_bias = tensor.dim() == 1
         return None if is_bias else Shard(0 if isinstance(module, Conv1D) else 1, (held,))
     dim = tensor.dim() - 1 if isinstance(module, Conv1D) else 0
     return Shard(dim, _in_each(held, tensor.shape[dim], 3 if style == PACKED_COLUMN else 1))
+
+
+def _shard_of_experts(module: Any, parameter: str, tensor: nn.Parameter, held: range) -> Shard | None:
+    """The same for experts. held: inner numbers. Every rank holds the biases of what is summed over the ranks."""
+    if parameter == "down_proj_bias":
+        return None
+    if parameter == "down_proj":
+        return Shard(1 if module.is_transposed else 2, (held,))
+    dim = 2 if module.is_transposed and tensor.dim() == 3 else 1
+    if not module.has_gate:
+        return Shard(dim, (held,))
+    if module.is_concatenated:
+        return Shard(dim, _in_each(held, tensor.shape[dim], 2))
+    return Shard(dim, (range(2 * held.start, 2 * held.stop),))
 
 
 def _in_each(held: range, size: int, count: int) -> tuple[range, ...]:
@@ -74,11 +98,11 @@ def _in_each(held: range, size: int, count: int) -> tuple[range, ...]:
 
 
 def is_known_mixture(module: Any) -> bool:
-    """Whether a module has a layer's experts as weights that can be split: [experts, outputs, inputs], no biases."""
-    if getattr(module, "is_transposed", True) or getattr(module, "has_bias", True) or not module.is_concatenated:
+    """Whether a module has a layer's experts as weights that can be split, as transformers' interface for them does."""
+    if not (weights := expert_weights(module)):
         return False
-    names = {name for name, _ in module.named_parameters()}
-    return names == {"gate_up_proj" if module.has_gate else "up_proj", "down_proj"}
+    biases = {f"{name}_bias" for name in weights} if module.has_bias else set[str]()
+    return {name for name, _ in module.named_parameters()} == weights | biases
 
 
 def own_heads(config: PreTrainedConfig, styles: Mapping[str, str], rank: int, degree: int, layer: int = 0) -> HeadShare:
@@ -129,7 +153,7 @@ def _slices_of(model: PreTrainedModel, name: str, style: str, degree: int, multi
     if isinstance(module, nn.Embedding):
         size, what = module.num_embeddings, "tokens"
     elif style == EXPERTS:
-        size, what = module.down_proj.shape[2], "inner numbers"
+        size, what = module.down_proj.shape[1 if module.is_transposed else 2], "inner numbers"
     elif isinstance(module, Conv1D):
         size, what = (module.nf, "outputs") if _is_column(style) else (module.nx, "inputs")
     else:

@@ -44,6 +44,7 @@ from parallel.sharding.slices import (
     STYLES,
     Slices,
     count_own_heads,
+    has_number_per_head,
     is_known_mixture,
     shards,
     slices,
@@ -52,6 +53,8 @@ from parallel.sharding.weights import fill, has_quantized, name_of
 
 # The names of styles that leave a module whole on every rank begin with this.
 REPLICATED = "replicate"
+# Of a module whose own parameters are split by styles of their own.
+LOCAL = "local_params"
 # Bytes to whose multiples rows of experts' weights must be aligned for torch's grouped products.
 ALIGNMENT = 16
 
@@ -115,8 +118,10 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
     styles = {}
     for name, part in parts.items():
         style = next((patterns[p] for p in patterns if re.fullmatch(_expression(p), name)), REPLICATED)
-        if style.startswith(REPLICATED) or part is embedding:  # the embedding is split with the head, whatever the plan
+        if style.startswith((REPLICATED, LOCAL)) or part is embedding:  # the head decides on that, whatever the plan
             continue
+        if style == COLUMN and isinstance(part, nn.Parameter) and has_number_per_head(model.config, part):
+            continue  # it is split with the heads
         if style == EXPERTS and is_known_mixture(part):
             styles[name] = style
             continue
@@ -172,6 +177,8 @@ def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, coll
                     module.register_parameter("bias", None)
         if isinstance(module, Conv1D):
             module.nf = module.weight.shape[1]
+        if style == EXPERTS and module.has_bias and collectives.rank != 0:
+            module.get_parameter("down_proj_bias").data.zero_()
         if style == EXPERTS and any(len(own) * model.dtype.itemsize % ALIGNMENT for own in cut[name]):
             model.set_experts_implementation("eager")
     model.register_forward_hook(_settle(collectives))

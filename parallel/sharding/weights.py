@@ -18,9 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.gguf import linked_file
 from lp.model.quantization.checkpoints import QuantizedFiles
+from lp.model.quantization.experts import compute_quantized
 from lp.model.quantization.files import FilesOfQuantized
 from lp.model.quantization.methods import find_method
-from lp.model.quantization.model import takes_quantized
+from lp.model.quantization.model import as_parameter, takes_quantized
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.part import UnevenCut
 from lp.model.quantization.quantize import QuantizingFiles, Weights
@@ -62,13 +63,14 @@ def fill(
                 found = None
                 if device.type == "cpu" and takes_quantized(model, name):
                     try:
-                        found = _packed(files, *wanted, tensor.shape, dtype)
+                        found = _packed(model, name, files, *wanted, tensor.shape, dtype)
                     except UnevenCut:
                         uneven.append(name)
                 read[wanted] = files.read(wanted[0], tensor.shape, wanted[1], dtype, device) if found is None else found
             _assign(model, name, read[wanted])
     _tie(model)
     nn.Module.to(model, device)  # computed buffers
+    compute_quantized(model)
     if packed := [one.quantized for one in read.values() if isinstance(one, QuantizedParameter)]:
         log.info("quantised weights of this rank: %s", summary(packed))
     if uneven:
@@ -93,13 +95,14 @@ def has_quantized(path: str, config: PreTrainedConfig, weights: Weights) -> bool
 
 
 def _packed(
-    files: Files, key: str | Matrices, shard: Shard | None, expected: torch.Size, dtype: torch.dtype
-) -> nn.Parameter | None:
-    """A parameter whose weight is quantised; None for one that is not. Raises UnevenCut."""
+    model: nn.Module, name: str, files: Files, key: str | Matrices, shard: Shard | None, expected: torch.Size,
+    dtype: torch.dtype,
+) -> nn.Parameter | None:  # fmt: skip
+    """A model's parameter of this name whose weight is quantised; None for one that is not. Raises UnevenCut."""
     weight = None if isinstance(files, WeightFiles) else files.quantized(key, expected, shard, dtype)
     if weight is None:
         return None
-    return nn.Parameter(QuantizedParameter(weight, torch.device("cpu")), requires_grad=False)
+    return as_parameter(model, name, weight, torch.device("cpu"))
 
 
 def _open(path: str, config: PreTrainedConfig, weights: Weights) -> Files:

@@ -79,6 +79,8 @@ def _obstacle(key: Tensor, value: Tensor, how: LayerAttention) -> str:
     """Why a GPU's two parts cannot compute a layer's attention; empty if they can."""
     if how.softcap:
         return "the scores of a layer are soft-capped"
+    if how.sinks is not None:
+        return "a layer has sinks"
     if not how.sees_all:
         return "a layer has a sliding window or chunks"
     if key.shape[3] != value.shape[3]:

@@ -14,6 +14,7 @@ from lp.model.cpu.quantized import kernel_format, pack_quantized, packed_bytes
 from lp.model.cpu.source import Instruction, Source
 from lp.model.cpu.weights import Arena, pack, packed_shape
 from lp.model.program.steps import Constant, ExpertProduct, Product, Value, WeightKey, table_key, weight_key
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import QuantizedWeight
 
 # Threads that pack weights side by side.
@@ -46,6 +47,8 @@ def bind(source: Source, library: ctypes.CDLL) -> list[BoundInstruction]:
                 return argument.number
             case Product():
                 return weights[weight_key(argument.weight)]
+            case ExpertProduct(weight=QuantizedExperts() as weight):
+                return weights[weight_key(weight)]
             case ExpertProduct():
                 return experts[id(argument)]
             case QuantizedWeight():
@@ -71,13 +74,14 @@ def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightK
     arguments = [argument for one in instructions for argument in one.arguments]
     products = [one.weight for one in arguments if isinstance(one, Product)]
     weights = {weight_key(weight): weight.detach() for weight in products if isinstance(weight, Tensor)}
-    experts = {id(one): one.weight.detach() for one in arguments if isinstance(one, ExpertProduct)}
+    of_experts = [(id(one), one.weight) for one in arguments if isinstance(one, ExpertProduct)]
+    experts = {key: weight.detach() for key, weight in of_experts if isinstance(weight, Tensor)}
     shapes = {key: packed_shape(weight, width) for key, weight in weights.items()}
-    of_experts = {key: (len(weight), *packed_shape(weight[0], width)) for key, weight in experts.items()}
+    expert_shapes = {key: (len(weight), *packed_shape(weight[0], width)) for key, weight in experts.items()}
     space = sum(Arena.space(shapes[key], weight.dtype) for key, weight in weights.items())
-    arena = Arena(space + sum(Arena.space(of_experts[key], weight.dtype) for key, weight in experts.items()))
+    arena = Arena(space + sum(Arena.space(expert_shapes[key], weight.dtype) for key, weight in experts.items()))
     packed = {key: arena.take(shapes[key], weight.dtype) for key, weight in weights.items()}
-    packed_experts = {key: arena.take(of_experts[key], weight.dtype) for key, weight in experts.items()}
+    packed_experts = {key: arena.take(expert_shapes[key], weight.dtype) for key, weight in experts.items()}
     pairs = list(zip(weights.values(), packed.values(), strict=True))
     for key, weight in experts.items():
         pairs += zip(weight.unbind(), packed_experts[key].unbind(), strict=True)
@@ -89,7 +93,7 @@ def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightK
 def _pack_quantized(source: Source, library: ctypes.CDLL) -> dict[WeightKey, Tensor]:
     """Packs the quantised weights of all products and lookups: uint8, as kernels/quantized.h reads them."""
     arguments = [argument for one in source.instructions for argument in one.arguments]
-    found = [argument.weight if isinstance(argument, Product) else argument for argument in arguments]
+    found = [one.weight if isinstance(one, Product | ExpertProduct) else one for one in arguments]
     weights = {weight_key(one): one for one in found if isinstance(one, QuantizedWeight)}
     arena = Arena(sum(Arena.space((packed_bytes(one),), torch.uint8) for one in weights.values()))
     packed = {key: arena.take((packed_bytes(one),), torch.uint8) for key, one in weights.items()}

@@ -13,6 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat
 
 PANEL = 16
@@ -57,12 +58,18 @@ def struct(name: str, format: WeightFormat) -> list[str]:
 
 
 def packed_bytes(weight: QuantizedWeight) -> int:
-    """Bytes of a packed weight."""
+    """Bytes of a packed weight; of experts, those of one behind those of the other."""
+    if isinstance(weight, QuantizedExperts):
+        return sum(map(packed_bytes, weight.experts))
     return sum(prod(shape) for shape in _shapes(weight))
 
 
 def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, name: str, out: Tensor) -> None:
     """Writes a weight's codes, scales and steps. name: of its format's struct. out: uint8 [packed_bytes]."""
+    if isinstance(weight, QuantizedExperts):
+        for one, own in zip(weight.experts, out.chunk(len(weight.experts)), strict=True):
+            pack_quantized(one, library, name, own)
+        return
     shapes = _shapes(weight)
     codes, scales, steps = (
         part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True)

@@ -29,9 +29,10 @@ from lp.model.program.steps import (
     weight_key,
     written,
 )
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED = range(7)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS = range(8)
 REDUCE, GATHER = range(2)
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
@@ -45,7 +46,7 @@ class Instruction:
     """One entry of the table that the native code runs.
 
     kind: FUNCTION or another of those above. number: of the function, the kind of attention or collective, or the
-    format of a quantised weight. stage: of the schedule. is_last: only rows whose logits are wanted are computed.
+    format of quantised weights. stage: of the schedule. is_last: only rows whose logits are wanted are computed.
     arguments: what the native code is given, in its order.
     """
 
@@ -101,17 +102,20 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
             elif isinstance(step, Collective):
                 instructions.append(_collective(step, number, is_last))
             elif isinstance(step, ExpertProduct):
-                instructions.append(_experts(step, number, is_last))
+                instructions.append(_experts(step, number, is_last, formats))
             elif isinstance(step, TopK):
                 assert isinstance(step.x.source, Value)
                 values = step.x.source, step.x.start, step.x.source.width, step.values, step.places
-                instructions.append(Instruction(TOP_K, 0, number, is_last, (*values, step.size, step.count)))
+                instructions.append(
+                    Instruction(TOP_K, 0, number, is_last, (*values, step.size, step.count, step.num_pieces))
+                )
             else:
                 assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
                 at = attentions.setdefault(_attention(step), len(attentions))
                 assert isinstance(step.query.source, Value)
                 values = step.query.source, step.query.start, step.query.source.width, step.out
-                instructions.append(Instruction(ATTENTION, at, number, is_last, (*values, layers.index(step.layer))))
+                own = *values, layers.index(step.layer), step.sinks or 0
+                instructions.append(Instruction(ATTENTION, at, number, is_last, own))
     text = _text(list(functions), list(attentions), FORMATS[dtype], formats)
     return Source(text, instructions, [lives[key] for key in lives if key in shared], formats)
 
@@ -127,7 +131,7 @@ def _last_attention(stages: list[Stage]) -> int:
 
 def _formats(program: Program) -> dict[WeightFormat, str]:
     """The formats of quantised weights, each with a name."""
-    weights = [step.weight for step in program.steps if isinstance(step, Product)]
+    weights = [step.weight for step in program.steps if isinstance(step, Product | ExpertProduct)]
     weights += [step.table for step in program.steps if isinstance(step, Gather)]
     found = dict.fromkeys(kernel_format(one.format) for one in weights if isinstance(one, QuantizedWeight))
     return {format: f"Format{number}" for number, format in enumerate(found)}
@@ -153,15 +157,20 @@ def _lives(program: Program, stages: list[Stage]) -> dict[int, tuple[Value, int,
     return lives
 
 
-def _experts(step: ExpertProduct, stage: int, is_last: bool) -> Instruction:
+def _experts(step: ExpertProduct, stage: int, is_last: bool, formats: dict[WeightFormat, str]) -> Instruction:
     x, experts = step.x, step.experts
     assert isinstance(x.source, Value) and isinstance(experts.source, Value)
-    num_experts, num_inputs, num_outputs = step.weight.shape
-    if x.source.is_half:
+    num_experts, num_inputs, num_outputs = step.shape
+    is_quantized = isinstance(step.weight, QuantizedExperts)
+    if x.source.is_half and not is_quantized:
         num_inputs = x.strides[0] or x.source.width
     read = x.source, x.start, x.source.width, x.strides[0], experts.source, experts.start, experts.source.width
     sizes = num_inputs, num_outputs, step.num_choices, num_experts
-    return Instruction(EXPERTS, 0, stage, is_last, (*read, step, step.out, *sizes))
+    arguments = *read, step, step.bias or 0, step.out, *sizes
+    if isinstance(step.weight, QuantizedExperts):
+        at = list(formats).index(kernel_format(step.weight.format))
+        return Instruction(QUANTIZED_EXPERTS, at, stage, is_last, (*arguments, step.weight.span // GROUP))
+    return Instruction(EXPERTS, 0, stage, is_last, arguments)
 
 
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
@@ -184,8 +193,8 @@ def _attention(step: Attention) -> str:
     stride = step.query.strides[0] if step.query.strides else 0
     return (
         f"attend<{step.head_dim}, {step.value_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], "
-        f"step, {step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, {how.sliding_window or 0}, "
-        f"{how.chunk_size or 0}, {float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
+        f"(const float*)a[5], step, {step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, "
+        f"{how.sliding_window or 0}, {how.chunk_size or 0}, {float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
     )
 
 
@@ -208,10 +217,12 @@ def _text(functions: list[str], attentions: list[str], number_format: int, forma
     names = ", ".join(f"function_{number}" for number in range(len(functions)))
     kinds = ", ".join(f"attention_{number}" for number in range(len(attentions)))
     products = ", ".join(f"multiply_quantized<{name}>" for name in formats.values())
+    experts = ", ".join(f"multiply_quantized_experts<{name}>" for name in formats.values())
     parts += [
         f"static const Function functions[] = {{{names}}};",
         f"static const Attention attentions[] = {{{kinds}}};",
         f"static const QuantizedProduct quantized[] = {{{products or 'nullptr'}}};",
+        f"static const QuantizedProduct quantized_experts[] = {{{experts or 'nullptr'}}};",
         "",
         'extern "C" long panel() { return PANEL; }',
         "",
@@ -219,8 +230,8 @@ def _text(functions: list[str], attentions: list[str], number_format: int, forma
         "                        const long* arguments, Group* group, float* room, long room_size,",
         "                        long num_threads, double* times) {",
         "    lay_out(*step);",
-        "    run_program(*step, program, num_instructions, arguments, functions, attentions, quantized, group, room,",
-        "                room_size, num_threads, times);",
+        "    run_program(*step, program, num_instructions, arguments, functions, attentions, quantized,",
+        "                quantized_experts, group, room, room_size, num_threads, times);",
         "}",
         "",
     ]

@@ -145,13 +145,13 @@ def attend(
     sums = out.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
     kernels.start(
         attention_kernels.attend, (-(-num_rows // tile.rows), step.num_heads, splits),
-        _first_head(step, query), keys, values, out, parts, sums, counters, given.slots, given.positions,
-        given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths, num_rows,
-        given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
+        _first_head(step, query), keys, values, _sinks(step, counters), out, parts, sums, counters, given.slots,
+        given.positions, given.visibility, given.sequence_of, given.row_starts, given.block_table, given.lengths,
+        num_rows, given.block_table.stride(0), query.stride(0), step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim, VALUE_DIM=step.value_dim,
         WINDOW=step.how.sliding_window or 0, CHUNK=step.how.chunk_size or 0, SOFTCAP=float(step.how.softcap or 0.0),
-        PAGE=PAGE, ROWS=tile.rows, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_D=key_width, BLOCK_V=width,
-        SPLITS=splits, MERGED=merged, num_warps=tile.warps, num_stages=tile.stages,
+        HAS_SINKS=step.sinks is not None, PAGE=PAGE, ROWS=tile.rows, BLOCK_M=tile.queries, BLOCK_N=tile.keys,
+        BLOCK_D=key_width, BLOCK_V=width, SPLITS=splits, MERGED=merged, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1 and not merged:
         kernels.start(
@@ -172,12 +172,13 @@ def attend_in_order(
     keys_of_block = block_of_keys(LEAST_ROWS, width, keys.element_size())  # the same whatever the rows are
     kernels.start(
         invariant_kernels.attend_in_order, (num_rows, step.num_heads),
-        _first_head(step, query), keys, values, out, given.slots, given.positions, paths, given.sequence_of,
-        given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
+        _first_head(step, query), keys, values, _sinks(step, paths), out, given.slots, given.positions, paths,
+        given.sequence_of, given.block_table, given.lengths, num_rows, given.block_table.stride(0), query.stride(0),
         step.head_stride, float(step.how.scale),
         HEADS=step.num_heads, GROUPS=step.num_groups, HEAD_DIM=step.head_dim, VALUE_DIM=step.value_dim,
         WINDOW=step.how.sliding_window or 0, CHUNK=step.how.chunk_size or 0, SOFTCAP=float(step.how.softcap or 0.0),
-        PAGE=PAGE, BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=key_width, BLOCK_V=value_width,
+        HAS_SINKS=step.sinks is not None, PAGE=PAGE, BLOCK_M=block, BLOCK_N=keys_of_block, BLOCK_D=key_width,
+        BLOCK_V=value_width,
         num_warps=num_warps(block, width),
     )  # fmt: skip
 
@@ -210,6 +211,11 @@ def num_warps(block: int, width: int) -> int:
 def _padded(step: Attention) -> tuple[int, int]:
     """The padded numbers of a key and of a value."""
     return max(power_of_two(step.head_dim), LEAST_ROWS), max(power_of_two(step.value_dim), LEAST_ROWS)
+
+
+def _sinks(step: Attention, unused: Tensor) -> Tensor:
+    """The sinks of a layer's query heads; for a layer without any, what a kernel may be given in their place."""
+    return unused if step.sinks is None else step.sinks.tensor
 
 
 def _first_head(step: Attention, query: Tensor) -> Tensor:

@@ -16,18 +16,19 @@ LEAST_KEYS = tl.constexpr(256)
 
 @triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend(
-    queries, keys, values, out, parts, sums, counters, slots, positions, visible, sequence_of, row_starts, block_table,
-    lengths, num_rows, max_pages, query_stride, head_stride, scale,
+    queries, keys, values, sinks, out, parts, sums, counters, slots, positions, visible, sequence_of, row_starts,
+    block_table, lengths, num_rows, max_pages, query_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr, MERGED: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
+    MERGED: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles of ROWS rows, H, S]. Each takes all query heads of one key/value head. The S programs of a tile
     take turns: a share of the prefix of a sequence each, then the sequence's own rows of the step, then the next
     sequence's. Writes attention if S is 1 or MERGED is not 0, else unscaled sums for `merge`.
 
     MERGED: query rows that the last program of a tile to finish merges at a time. counters: int32 [tiles, H], all 0
-    before and afterwards.
+    before and afterwards. sinks: [H * G], the score of a further key without a value; the first of S programs has it.
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -45,6 +46,10 @@ def attend(
     position = tl.load(positions + row, mask=is_row, other=0).to(tl.int32)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + query_head, mask=is_row, other=0.0).to(tl.float32)
+        most = tl.where(split == 0, sink, most)
+        total += tl.where(split == 0, 1.0, 0.0)
     result = tl.full([BLOCK_M, BLOCK_V], 0.0, tl.float32)
     last_row = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
     next_program = 0  # the one that takes the next share

@@ -9,11 +9,12 @@ import triton.language as tl
 
 @triton.jit
 def multiply_experts(
-    x, weight, out, pairs, expert_of, begins, ends, row_stride, choice_stride, expert_stride, input_stride,
-    output_stride, C: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, weight, bias, out, pairs, expert_of, begins, ends, row_stride, choice_stride, expert_stride, input_stride,
+    output_stride, C: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Programs [T, tiles of outputs]. out [R, C, N] = x [R, C, K], whose strides are given, times weight [E, K, N].
+    """Programs [T, tiles of outputs]. out [R, C, N] = x [R, C, K], whose strides are given, times weight [E, K, N], +
+    bias [E, N].
 
     pairs, expert_of, begins, ends: see Tiles in experts.py. Inputs are added in blocks from the first to the last.
     """
@@ -37,4 +38,6 @@ def multiply_experts(
                 mask=is_input[:, None] & is_output[None, :], other=0.0,
             )  # fmt: skip
             sums += tl.dot(rows, numbers, input_precision="ieee")
+        if HAS_BIAS:
+            sums += tl.load(bias + expert * N + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
         tl.store(out + pair[:, None] * N + n[None, :], sums, mask=is_pair[:, None] & is_output[None, :])

@@ -45,9 +45,11 @@ def lay_tiles(experts: Tensor, num_experts: int) -> Tiles:
     return Tiles(flat.argsort(stable=True), expert_of, begins, last_pairs[own])
 
 
-def multiply_experts(x: Tensor, strides: tuple[int, int], weight: Tensor, num_choices: int, tiles: Tiles) -> Tensor:
-    """x [R, C, K], whose strides of rows and choices are given, weight [E, K, N] with any strides -> [R, C * N] in the
-    format of x.
+def multiply_experts(
+    x: Tensor, strides: tuple[int, int], weight: Tensor, bias: Tensor | None, num_choices: int, tiles: Tiles
+) -> Tensor:
+    """x [R, C, K], whose strides of rows and choices are given, weight [E, K, N] with any strides, bias [E, N] ->
+    [R, C * N] in the format of x.
     """
     from lp.model.gpu import expert_kernels
 
@@ -55,8 +57,8 @@ def multiply_experts(x: Tensor, strides: tuple[int, int], weight: Tensor, num_ch
     out = x.new_empty(len(x), num_choices * num_outputs)
     kernels.start(
         expert_kernels.multiply_experts, (len(tiles.expert_of), -(-num_outputs // OUTPUTS)),
-        x, weight, out, *tiles, *strides, *weight.stride(),
-        C=num_choices, E=num_experts, K=num_inputs, N=num_outputs, BLOCK_M=PAIRS, BLOCK_N=OUTPUTS, BLOCK_K=INPUTS,
-        num_warps=4, num_stages=3,
+        x, weight, weight if bias is None else bias, out, *tiles, *strides, *weight.stride(),
+        C=num_choices, E=num_experts, K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=PAIRS,
+        BLOCK_N=OUTPUTS, BLOCK_K=INPUTS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

@@ -35,6 +35,7 @@ from lp.model.gpu.stage import Slots
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.program.group import all_gather, all_reduce
 from lp.model.program.steps import AllGather, AllReduce, Collective, Operand, Program, TopK, Value
+from lp.model.quantization.packed import PackedWeight
 from lp.platform import build as kernels
 
 
@@ -200,20 +201,24 @@ class _Run:
                 self._arrays[step.out] = all_gather(own, step.sizes, step.group)
 
     def _choose(self, step: TopK) -> None:
-        values, places = self._read(step.x, step.size).topk(step.count, dim=-1)
-        self._arrays[step.values], self._arrays[step.places] = values, places
+        x = self._read(step.x, step.num_pieces * step.size)
+        found = x.reshape(len(x), step.num_pieces, step.size).topk(step.count, dim=-1)
+        self._arrays[step.values], self._arrays[step.places] = (one.view(len(x), -1) for one in found)
 
     def _experts(self, one: RunExperts) -> None:
         step = one.step
         assert isinstance(step.x.source, Value) and isinstance(step.experts.source, Value)
         if self._tiles is None or self._tiles[0] is not step.experts.source:  # both products of a layer share them
             chosen = self._read(step.experts, step.num_choices)
-            self._tiles = step.experts.source, lay_tiles(chosen, len(one.weight))
+            self._tiles = step.experts.source, lay_tiles(chosen, step.shape[0])
         x = self._arrays[step.x.source]
         strides = x.stride(0), step.x.strides[0]
-        self._arrays[step.out] = multiply_experts(
-            x[:, step.x.start :], strides, one.weight, step.num_choices, self._tiles[1]
-        )
+        x, tiles = x[:, step.x.start :], self._tiles[1]
+        if isinstance(one.weight, PackedWeight):
+            found = self._packed.multiply_experts(x, strides, step, one.weight, one.bias, tiles)
+        else:
+            found = multiply_experts(x, strides, one.weight, one.bias, step.num_choices, tiles)
+        self._arrays[step.out] = found
 
     def _read(self, operand: Operand, size: int) -> Tensor:
         assert isinstance(operand.source, Value)

@@ -55,14 +55,14 @@ def lay_paths(paths, positions, visible, sequence_of, lengths, num_rows, BLOCK: 
 
 @triton.jit(do_not_specialize=["num_rows", "max_pages"])
 def attend_in_order(
-    queries, keys, values, out, slots, positions, paths, sequence_of, block_table, lengths,
+    queries, keys, values, sinks, out, slots, positions, paths, sequence_of, block_table, lengths,
     num_rows, max_pages, query_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Programs [R, H]. A key's block and its place in it follow from its position, whether it lies in the prefix or in
-    the step, and blocks are added from the first to the last.
+    the step, and blocks are added from the first to the last. sinks: see `attend`.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -79,6 +79,9 @@ def attend_in_order(
     length = tl.load(lengths + sequence)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
+    if HAS_SINKS:
+        most = tl.load(sinks + query_head, mask=m < GROUPS, other=0.0).to(tl.float32)
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
     result = tl.full([BLOCK_M, BLOCK_V], 0.0, tl.float32)
     begin = 0
     if WINDOW > 0:

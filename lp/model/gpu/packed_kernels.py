@@ -157,6 +157,49 @@ def multiply_packed(
         tl.store(out + at, sums, mask=is_row[None, :] & is_output[:, None])
 
 
+@triton.jit
+def multiply_packed_experts(
+    x, codes, upper, scales, steps, minima, minimum_steps, codebook, bias, out, pairs, expert_of, begins, ends,
+    row_stride, choice_stride, plane_stride, C: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    ZERO: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr, SPAN: tl.constexpr, STEP_GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr, HAS_MINIMUM_STEPS: tl.constexpr,
+):  # fmt: skip
+    """As multiply_experts in expert_kernels.py, with a packed weight of all experts, whose outputs [E * N] lie one
+    expert's behind the other's.
+    """
+    tile = tl.program_id(0)
+    expert = tl.load(expert_of + tile)
+    if expert < E:
+        at = tl.load(begins + tile) + tl.arange(0, BLOCK_M)
+        is_pair = at < tl.load(ends + tile)
+        pair = tl.load(pairs + at, mask=is_pair, other=0)
+        own = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_output, n = own < N, expert * N + own
+        k = tl.arange(0, 32)
+        rows = x + ((pair // C) * row_stride + (pair % C) * choice_stride)[:, None] + k[None, :]
+        sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
+        for block in range(0, (K // 32 + 1) // 2):
+            first, second = _load_codes(codes, n, is_output, block, K // 32, plane_stride, BITS)
+            weight = _decode(
+                first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
+                BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            )  # fmt: skip
+            of_rows = tl.load(rows + block * 64, mask=is_pair[:, None], other=0.0)
+            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
+            is_there = is_output & (block * 2 + 1 < K // 32)
+            weight = _decode(
+                second, upper, scales, steps, minima, minimum_steps, codebook, n, is_there, block * 2 + 1,
+                plane_stride, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            )  # fmt: skip
+            is_number = is_pair & (block * 2 + 1 < K // 32)
+            of_rows = tl.load(rows + block * 64 + 32, mask=is_number[:, None], other=0.0)
+            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
+        if HAS_BIAS:
+            sums += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        tl.store(out + pair[None, :] * N + own[:, None], sums, mask=is_pair[None, :] & is_output[:, None])
+
+
 @triton.jit(do_not_specialize=["first_output", "num_rows"])
 def unpack(
     index, codes, upper, scales, steps, minima, minimum_steps, codebook, out, first_output, num_rows, num_inputs,

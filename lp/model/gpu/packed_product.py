@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from lp.model.gpu.cuda_graphs import LADDER
+from lp.model.gpu.experts import PAIRS, Tiles
 from lp.model.gpu.product import ROWS
 from lp.model.gpu.sinks import power_of_two
 from lp.model.gpu.split_product import MOST_PROGRAMS, MOST_TILES
+from lp.model.program.steps import ExpertProduct
 from lp.model.quantization.packed import PackedWeight
 from lp.model.quantization.weight import GROUP, WeightFormat
 from lp.platform import build as kernels
@@ -146,6 +148,25 @@ class PackedProducts:
             counters, num_rows, num_inputs, num_outputs, share, x.stride(0), _stride(weight), int(bias is not None),
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, UNROLL=unrolled(num_inputs, tile.rows),
             **constants_of(weight.format, num_inputs), num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+        return out
+
+    def multiply_experts(
+        self, x: Tensor, strides: tuple[int, int], step: ExpertProduct, weight: PackedWeight, bias: Tensor | None,
+        tiles: Tiles,
+    ) -> Tensor:  # fmt: skip
+        """As multiply_experts in experts.py, with a weight of all experts, whose outputs lie one expert's behind the
+        other's.
+        """
+        from lp.model.gpu import packed_kernels
+
+        num_experts, num_inputs, num_outputs = step.shape
+        out = x.new_empty(len(x), step.num_choices * num_outputs)
+        kernels.start(
+            packed_kernels.multiply_packed_experts, (len(tiles.expert_of), -(-num_outputs // FEW_OUTPUTS)),
+            x, *self._planes(weight), x if bias is None else bias, out, *tiles, *strides, _stride(weight),
+            C=step.num_choices, E=num_experts, K=num_inputs, N=num_outputs, HAS_BIAS=bias is not None, BLOCK_M=PAIRS,
+            BLOCK_N=FEW_OUTPUTS, **constants_of(weight.format, num_inputs), num_warps=4, num_stages=4,
         )  # fmt: skip
         return out
 

@@ -30,7 +30,7 @@ from lp.model.program.steps import (
     reads,
     written,
 )
-from lp.model.quantization.packed import PackedWeight
+from lp.model.quantization.packed import PackedWeight, packed_experts
 from lp.platform.build import compiled
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -106,10 +106,11 @@ class RunTopK:
 
 @dataclass(frozen=True)
 class RunExperts:
-    """weight: [E, K, N]."""
+    """weight: [E, K, N], or packed with the outputs of all experts one behind the other. bias: [E, N]."""
 
     step: ExpertProduct
-    weight: Tensor
+    weight: Tensor | PackedWeight
+    bias: Tensor | None
     last_uses: tuple[Value, ...]
 
 
@@ -124,6 +125,8 @@ def packed_weights(plan: Iterable[Instruction]) -> Iterator[PackedWeight]:
                 yield one.weight
             case RunLookup():
                 yield one.table
+            case RunExperts(weight=PackedWeight() as weight):
+                yield weight
             case _:
                 pass
 
@@ -205,7 +208,10 @@ class _Plan:
             case TopK():
                 return RunTopK(step, last_uses)
             case ExpertProduct():
-                return RunExperts(step, step.weight.detach(), last_uses)
+                bias = None if step.bias is None else step.bias.tensor.detach().contiguous()
+                if isinstance(step.weight, Tensor):
+                    return RunExperts(step, step.weight.detach(), bias, last_uses)
+                return RunExperts(step, packed_experts(step.weight), bias, last_uses)
 
     def _bind(self, argument: Argument) -> Argument | Tensor:
         if not isinstance(argument, Constant):

@@ -149,10 +149,12 @@ class LayerKind(NamedTuple):
     head_dim: int
     value_dim: int
     how: LayerAttention
+    has_sinks: bool = False
 
     @staticmethod
     def of(step: Attention) -> LayerKind:
-        return LayerKind(step.num_heads, step.num_groups, step.head_dim, step.value_dim, step.how)
+        own = step.num_heads, step.num_groups, step.head_dim, step.value_dim
+        return LayerKind(*own, step.how, step.sinks is not None)
 
     def step(self) -> Attention:
         """The attention of a layer whose query is an array of its own."""
@@ -167,7 +169,8 @@ class LayerKind(NamedTuple):
         text += f" with values of {self.value_dim}" if self.value_dim != self.head_dim else ""
         text += f", a window of {how.sliding_window}" if how.sliding_window else ""
         text += f", chunks of {how.chunk_size}" if how.chunk_size else ""
-        return text + (f", a softcap of {how.softcap:g}" if how.softcap else "")
+        text += f", a softcap of {how.softcap:g}" if how.softcap else ""
+        return text + (", sinks" if self.has_sinks else "")
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,8 @@ def find_obstacle(kernel: FlashKernel, kind: LayerKind, dtype: torch.dtype, devi
         return "it knows no chunks"
     if kind.value_dim != kind.head_dim:
         return "it wants values as large as keys"
+    if kind.has_sinks:
+        return "it knows no sinks"
     return kernel.missing() or obstacle(device, dtype, kind.head_dim)
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from lp.model.program.record import Inexpressible, recorder
+from lp.model.program.record import recorder
+from lp.model.quantization.parameter import QuantizedParameter
 
 NAME = "recorded"
 
@@ -42,20 +43,25 @@ def _record(module: Any, hidden: Tensor, experts: Tensor, weights: Tensor) -> Te
     """hidden [R, D], experts and their weights [R, C] -> [R, D]."""
     active = recorder()
     assert active is not None, "this function is registered for the recording alone"
-    if module.has_bias or getattr(module, "has_post_expert_norm", False):
-        raise Inexpressible("experts with biases or norms")
 
-    def product(x: Tensor, weight: Tensor) -> Tensor:
+    def product(x: Tensor, name: str) -> Tensor:
         """x [R, D] or [R, C, D], weight of all experts [E, N, D], or [E, D, N] if it is transposed -> [R, C, N]."""
-        weight = weight if module.is_transposed else weight.transpose(1, 2)
-        shape = *experts.shape, weight.shape[2]
-        return active.note("expert_product", (x, experts, weight.detach()), shape, x.dtype)
+        parameter = module.get_parameter(name).detach()
+        if isinstance(parameter, QuantizedParameter):
+            weight = parameter.quantized
+        else:
+            weight = parameter if module.is_transposed else parameter.transpose(1, 2)
+        bias = [module.get_parameter(f"{name}_bias").detach()] if module.has_bias else []
+        shape = *experts.shape, parameter.shape[2 if module.is_transposed else 1]
+        return active.note("expert_product", (x, experts, weight, *bias), shape, x.dtype)
 
     if module.has_gate:
-        inner = module._apply_gate(product(hidden, module.gate_up_proj))
+        inner = module._apply_gate(product(hidden, "gate_up_proj"))
     else:
-        inner = module.act_fn(product(hidden, module.up_proj))
-    answers = product(inner, module.down_proj)
+        inner = module.act_fn(product(hidden, "up_proj"))
+    answers = product(inner, "down_proj")
+    if module.has_post_expert_norm:
+        answers = module.post_expert_norm(answers)
     # One by one: such a sum is computed where it is read.
     weighted = [answers[:, choice] * weights[:, choice, None] for choice in range(experts.shape[1])]
     return reduce(torch.add, weighted).to(hidden.dtype)

@@ -8,6 +8,7 @@ Only what the logits depend on is turned. An operation on constants alone has be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -135,8 +136,8 @@ class Lowering:
             self.program.steps.append(Map(self._known.part(target, row), sizes, "{0}", inputs))
             return
         dim, places, value = how
-        is_number = not isinstance(value, Tensor) and value > 0
-        if "zeros" not in made.name or dim % target.dim() != target.dim() - 1 or not is_number:
+        is_last = dim % target.dim() == target.dim() - 1
+        if "zeros" not in made.name or not is_last or isinstance(value, Tensor) or value <= 0:
             raise Inexpressible("scatter_ of other than one number above 0 over zeros")
         row = self._known.row_of([places], target.dim())
         self._begin(made.outputs[0], target.stride(row))
@@ -316,23 +317,15 @@ class Lowering:
         if dim % tensor.dim() != tensor.dim() - 1 or not largest:
             raise Inexpressible("a choice other than of the largest of the last dimension")
         source, view = self._known.find(tensor)
-        size = tensor.shape[-1]
-        if tensor.dim() > 3 or view.row != 0 or (view.strides[-1] != 1 and size > 1):
+        size, num_pieces = tensor.shape[-1], tensor.shape[1] if tensor.dim() == 3 else 1
+        are_adjacent = view.strides[-1] == 1 and (num_pieces == 1 or view.strides[1] == size)
+        if tensor.dim() > 3 or view.row != 0 or not are_adjacent:
             raise Inexpressible("a choice among numbers that do not lie side by side")
         out = self._known.fresh(values, 0), self._known.fresh(places, 0)
-        if tensor.dim() == 2:
-            self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), size, count))
-            return
-        for group in range(tensor.shape[1]):
-            found = Value(count), Value(count, is_integer=True)
-            x = Operand(source, view.start + group * view.strides[1], (1,))
-            self.program.steps.append(TopK(*found, x, size, count))
-            for whole, own in zip(out, found, strict=True):
-                target = Operand(whole, group * count, (1,))
-                self.program.steps.append(Map(target, (count,), "{0}", (Operand(own, 0, (1,)),)))
+        self.program.steps.append(TopK(*out, Operand(source, view.start, (1,)), size, count, num_pieces))
 
     def _lower_expert_product(self, operation: Operation) -> None:
-        x, experts, weight = operation.args
+        x, experts, weight, *bias = operation.args
         source, view = self._known.find(x)
         chosen, places = self._known.find(experts)
         if view.row != 0 or view.strides[-1] != 1 or places.row != 0 or places.strides[1] > 1:
@@ -342,7 +335,7 @@ class Lowering:
         self.program.steps.append(
             ExpertProduct(
                 out, Operand(source, view.start, (stride, 1)), Operand(chosen, places.start, (1,)), weight,
-                experts.shape[1],
+                self._known.constant(bias[0]) if bias else None, experts.shape[1],
             )
         )  # fmt: skip
 
@@ -493,8 +486,11 @@ class Lowering:
         if view.row != 0 or view.strides[1] > 1:
             raise Inexpressible("a product with rows that are not in order")
         if isinstance(weight, Tensor) and weight.dtype != self._recording.dtype:
-            self._sum_products(x, weight, bias, out)
-            return
+            own = weight.to(self._recording.dtype)
+            if not torch.equal(own.to(weight.dtype), weight):
+                self._sum_products(x, weight, bias, out)
+                return
+            weight = own
         value = self._known.fresh(out, 0)
         self.program.steps.append(Product(value, Operand(source, view.start, (1,)), weight, bias))
 
@@ -514,8 +510,10 @@ class Lowering:
             for tensor, is_key in ((key, True), (value, False)):
                 self.program.steps.append(Keep(self._heads(tensor), layer, is_key, heads, tensor.shape[3]))
         out = self._known.fresh(operation.outputs[0], 1)
-        sizes = query.shape[1] // heads, query.shape[3], value.shape[3]
-        self.program.steps.append(Attention(out, asked, layer, how, heads, *sizes))
+        sizes, sinks = (query.shape[1] // heads, query.shape[3], value.shape[3]), None
+        if how.sinks is not None:
+            how, sinks = replace(how, sinks=None), self._known.constant(how.sinks.detach())
+        self.program.steps.append(Attention(out, asked, layer, how, heads, *sizes, sinks))
 
     def _heads(self, tensor: Tensor) -> Operand:
         """[1, heads, R, D] as an operand whose stride is that of heads."""

@@ -15,6 +15,7 @@ from lp.model.program.layout import Memory, View
 from lp.model.program.record import Inexpressible, memory
 from lp.model.program.steps import Constant, Operand, Value
 
+# Booleans are 0 and 1.
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 

@@ -57,7 +57,7 @@ def round_inputs(program: Program, multiple: int = 1) -> None:
         if isinstance(step, Product):
             step = replace(step, x=round_input(step.x, step.weight.shape[0]))
         elif isinstance(step, ExpertProduct):
-            num_inputs, is_shared = step.weight.shape[1], step.x.strides[0] == 0
+            num_inputs, is_shared = step.shape[1], step.x.strides[0] == 0
             if is_shared:
                 x = round_input(Operand(step.x.source, step.x.start, (1,)), num_inputs)
             else:

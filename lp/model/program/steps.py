@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lp.model.kernels import LayerAttention
 from lp.model.program.group import RankGroup
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import QuantizedWeight
 
 
@@ -132,28 +133,42 @@ class Lookup:
 
 @dataclass(frozen=True)
 class TopK:
-    """Finds the `count` largest of `size` numbers that lie side by side, the largest first, and their places."""
+    """Finds the `count` largest of `size` numbers that lie side by side, the largest first, and their places.
+
+    num_pieces: pieces of `size` numbers, one behind the other, in each of which the largest are found.
+    """
 
     values: Value
     places: Value
     x: Operand
     size: int
     count: int
+    num_pieces: int = 1
 
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """out[c, n] = sum over k of x[c, k] * weight[experts[c], k, n], for each of the C experts that a row is sent to.
+    """out[c, n] = bias[e, n] + sum over k of x[c, k] * weight[e, k, n], with e = experts[c], for each of the C experts
+    that a row is sent to.
 
     x: its strides are those of choices, 0 if all experts read the same, and 1. experts: integers, side by side. weight:
-    [experts, K, N].
+    [experts, K, N]. bias: [experts, N]. shape: experts, K, N.
     """
 
     out: Value
     x: Operand
     experts: Operand
-    weight: Tensor
+    weight: Tensor | QuantizedExperts
+    bias: Constant | None
     num_choices: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        if isinstance(self.weight, QuantizedExperts):
+            first = self.weight.experts[0]
+            return len(self.weight.experts), first.num_inputs, first.num_outputs
+        num_experts, num_inputs, num_outputs = self.weight.shape
+        return num_experts, num_inputs, num_outputs
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,7 @@ class Attention:
     """A layer's attention over the KV cache. The query's stride is that of heads, whose numbers lie side by side.
 
     layer: the index of the one whose keys and values are read. head_dim, value_dim: numbers of a key and of a value.
+    sinks: one number for each query head, see LayerAttention; `how` has none.
     """
 
     out: Value
@@ -171,6 +187,7 @@ class Attention:
     num_groups: int
     head_dim: int
     value_dim: int
+    sinks: Constant | None = None
 
     @property
     def head_stride(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
 from lp.model.quantization.files import FilesOfQuantized
+from lp.model.quantization.joined import JoinedWeight
 from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Method
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
-from lp.model.quantization.packed import pack
+from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
 from lp.model.weight_files import Matrices, Shard, WeightFiles
@@ -43,6 +44,8 @@ IGNORED = {
     "v_scale", "q_scale",
 }  # fmt: skip
 
+# The tensors of a module: the names in the files, by the last parts of their names.
+Parts = dict[str, str]
 # Which outputs are wanted.
 Outputs = slice | Tensor
 # Unpacks codes: uint8 [n, K] of a packed tensor.
@@ -108,10 +111,10 @@ class QuantizedFiles(FilesOfQuantized):
         super().__init__(path)
         self._method, self._modules = method, _quantized_modules(self._files)
 
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def _find_names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
         files, modules = self._files, self._modules
-        plain = [key for key in files.keys if key.rpartition(".")[0] not in modules or key.endswith(".bias")]
-        found = files.names(model, [*plain, *(f"{module}.weight" for module in modules)])
+        plain = [key for key in files.keys if _split(key)[0] not in modules or key.endswith(".bias")]
+        found = files.names(model, [*plain, *(_weight_of(module, parts) for module, parts in modules.items())])
         names, own = without_twins(files, model, found), model.state_dict()
         for name, key in names.items():
             if name not in own:
@@ -119,22 +122,53 @@ class QuantizedFiles(FilesOfQuantized):
             if _module(key, modules) is None:
                 if own[name].is_floating_point():
                     files.check_floating(key)
-            elif isinstance(key, Matrices) or not takes_quantized(model, name):
-                what = "experts" if isinstance(key, Matrices) or "experts" in name else "such a parameter"
+            elif not takes_quantized(model, name):
                 raise CheckpointError(
-                    f"{name} is quantised, and {what} cannot be read so yet: only weights of linear layers and of "
-                    "embeddings can; give a checkpoint that is not quantised"
+                    f"{name} is quantised, and such a parameter cannot be read so yet: only weights of linear layers, "
+                    "of experts and of embeddings can; give a checkpoint that is not quantised"
                 )
         return names
 
-    def quantized(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
-    ) -> QuantizedWeight | None:
+    def _weights(
+        self, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
+        dtype: torch.dtype,
+    ) -> list[QuantizedWeight] | None:  # fmt: skip
         if (module := _module(key, self._modules)) is None:
             return None
-        num_outputs, num_inputs = expected
         stored = _Module(self._files, module, self._modules[module], self._method)
-        return part_of(stored.weight((num_outputs, num_inputs), dtype), shard)
+        if num_experts is None:
+            found = [stored.weight(shape, dtype)]
+        elif isinstance(key, Matrices):
+            found = self._matrices(key, num_experts, shape, dtype)
+        else:
+            found = stored.experts(num_experts, shape, dtype)
+        return [part_of(one, shard) for one in found]
+
+    def _matrices(
+        self, matrices: Matrices, num_experts: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> list[QuantizedWeight]:
+        """The weight [N, K] of each expert, whose parts lie one below the other."""
+        of_part = shape[0] // len(matrices.parts), shape[1]
+        stored = []
+        for keys in matrices.parts:
+            if len(keys) != num_experts:
+                raise CheckpointError(f"there are {len(keys)} experts as {keys[0]}, and there must be {num_experts}")
+            for module in (key.removesuffix(".weight") for key in keys):
+                if module not in self._modules:
+                    raise CheckpointError(
+                        f"{module} is not quantised, as other experts of its layer are, which cannot be read; give a "
+                        "checkpoint in which all or none are"
+                    )
+                stored.append(_Module(self._files, module, self._modules[module], self._method))
+        found = [one.weight(of_part, dtype) for one in stored]
+        if len({one.format for one in found}) > 1:  # zero points that are all in the middle have been left out
+            found = [one.weight(of_part, dtype, keeps_zeros=True) for one in stored]
+        if len(formats := {one.format.name for one in found}) > 1:
+            raise CheckpointError(
+                f"{matrices.parts[0][0]} and the other experts of its layer are quantised in several formats "
+                f"({', '.join(sorted(formats))}), which cannot be read"
+            )
+        return [JoinedWeight(found[number::num_experts]) for number in range(num_experts)]
 
 
 def read_quantized(
@@ -158,48 +192,66 @@ def read_quantized(
     log.info("%s weights: %s; the text is that of the quantised model", method.name, summary(quantized))
     if method.has_activations:
         log.info("the checkpoint is made for quantised activations as well; here they stay in %s", dtype_name(dtype))
-    if device.type == "cuda":
-        tensors = {
-            name: pack(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
-        }
+    tensors = {
+        name: pack_for(one, device) if isinstance(one, QuantizedWeight) else one for name, one in tensors.items()
+    }
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
 
 
-def _quantized_modules(files: WeightFiles) -> dict[str, set[str]]:
-    """The modules whose weight is quantised, and the last parts of the names of their tensors."""
-    parts: dict[str, set[str]] = {}
+def _quantized_modules(files: WeightFiles) -> dict[str, Parts]:
+    """The modules whose weight is quantised, and weights of all experts of a layer, each with its tensors."""
+    parts: dict[str, Parts] = {}
     for key in files.keys:
-        module, _, part = key.rpartition(".")
-        parts.setdefault(module, set()).add(part)
-        if part.endswith("_blocks") and part not in PACKED:
-            raise CheckpointError(
-                f"{key}: quantised experts cannot be read yet; give a checkpoint that is not quantised"
-            )
-    found = {module: own for module, own in parts.items() if own & PACKED or ("weight" in own and own & SCALES)}
+        module, part = _split(key)
+        parts.setdefault(module, {})[part] = key
+    found = {
+        module: own for module, own in parts.items() if own.keys() & PACKED or ("weight" in own and own.keys() & SCALES)
+    }
     for module, own in found.items():
-        if unknown := sorted(own - PARTS - IGNORED):
+        if unknown := sorted(own.keys() - PARTS - IGNORED):
             raise CheckpointError(f"{module} is quantised with {', '.join(unknown)}, which is not known here")
     return found
 
 
-def _module(key: str | Matrices, modules: Mapping[str, set[str]]) -> str | None:
+def _split(key: str) -> tuple[str, str]:
+    """The module of a tensor, and the tensor's name in it. A weight of all experts has no module of its own: it is one
+    whose tensors begin with its name.
+    """
+    module, _, part = key.rpartition(".")
+    for ending in ("_blocks", "_scales"):
+        if part.endswith(ending) and part != f"weight{ending}":
+            return key.removesuffix(ending), f"weight{ending}"
+    return module, part
+
+
+def _weight_of(module: str, parts: Parts) -> str:
+    """The name of the weight of a quantised module."""
+    return f"{module}.weight" if all(key.startswith(f"{module}.") for key in parts.values()) else module
+
+
+def _module(key: str | Matrices, modules: Mapping[str, Parts]) -> str | None:
     """The quantised module that has a tensor, or one of those that have the matrices of a tensor."""
     keys = [key] if isinstance(key, str) else [one for part in key.parts for one in part]
-    owners = (one.removesuffix(".weight") for one in keys if one.endswith(".weight"))
+    owners = (one.removesuffix(".weight") for one in keys)
     return next((owner for owner in owners if owner in modules), None)
 
 
 class _Module:
     """The tensors of a module whose weight is quantised."""
 
-    def __init__(self, files: WeightFiles, name: str, parts: set[str], method: Method):
+    def __init__(self, files: WeightFiles, name: str, parts: Parts, method: Method):
         self._files, self._name, self._parts, self._method = files, name, parts, method
+        self._keeps_zeros = False
 
-    def weight(self, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
-        """shape: N, K, as the model has it. Raises CheckpointError."""
-        packed = self._parts & PACKED
-        name = f"{self._name}.{packed.pop() if packed else 'weight'}"
+    def weight(self, shape: tuple[int, int], dtype: torch.dtype, keeps_zeros: bool = False) -> QuantizedWeight:
+        """shape: N, K, as the model has it. keeps_zeros: whether zero points that are all in the middle are kept.
+
+        Raises CheckpointError.
+        """
+        self._keeps_zeros = keeps_zeros
+        packed = self._parts.keys() & PACKED
+        name = self._parts[packed.pop() if packed else "weight"]
         readers = {GPTQ: self._gptq, AWQ: self._awq, COMPRESSED: self._compressed, FP8: self._fp8, MXFP4: self._mxfp4}
         try:
             return readers[self._method.name](shape, dtype)
@@ -208,13 +260,22 @@ class _Module:
                 raise
             raise CheckpointError(f"{name} cannot be read as it is: {error}") from error
 
+    def experts(self, num_experts: int, shape: tuple[int, int], dtype: torch.dtype) -> list[QuantizedWeight]:
+        """The weights of all experts, which are in one tensor. shape: N, K of each. Raises CheckpointError."""
+        if self._method.name != MXFP4:
+            raise CheckpointError(f"{self._name} has all experts of a layer, quantised by {self._method.name}")
+        num_groups = shape[1] // 32
+        blocks = self._tensor("weight_blocks", num_experts, shape[0], num_groups, 16).flatten(2)
+        scales = self._tensor("weight_scales", num_experts, shape[0], num_groups)
+        return [_e2m1(*pair, shape, dtype) for pair in zip(blocks, scales.view(torch.uint8), strict=True)]
+
     def _tensor(self, part: str, *shape: int) -> Tensor:
         """One of the module's tensors. shape: what it must have; any if there is none."""
         if part not in self._parts:
             raise CheckpointError(f"the weights have no tensor {self._name}.{part}, which {self._method.name} needs")
-        found = self._files.view(f"{self._name}.{part}")
+        found = self._files.view(self._parts[part])
         if shape and tuple(found.shape) != shape:
-            raise CheckpointError(f"{self._name}.{part} is {list(found.shape)} and must be {list(shape)}")
+            raise CheckpointError(f"{self._parts[part]} is {list(found.shape)} and must be {list(shape)}")
         return found
 
     def _gptq(self, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
@@ -250,7 +311,7 @@ class _Module:
         num_outputs, num_inputs = shape
         packed = self._tensor("weight_packed")
         if packed.dtype == torch.uint8:
-            return self._e2m1(packed, "weight_scale", shape, dtype)
+            return self._minifloats(packed, "weight_scale", shape, dtype)
         if "weight_shape" in self._parts and self._tensor("weight_shape").tolist() != list(shape):
             raise CheckpointError(f"{self._name}.weight_shape is not {list(shape)}, which the model needs")
         if "weight_g_idx" in self._parts:
@@ -271,7 +332,7 @@ class _Module:
 
     def _mxfp4(self, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
         blocks = self._tensor("weight_blocks", shape[0], shape[1] // 32, 16)
-        return self._e2m1(blocks.view(shape[0], -1), "weight_scales", shape, dtype)
+        return self._minifloats(blocks.view(shape[0], -1), "weight_scales", shape, dtype)
 
     def _bytes(self, scale: str, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
         """Codes of a byte each: integers, or floating-point numbers of 8 bits."""
@@ -291,12 +352,10 @@ class _Module:
         format = WeightFormat("FP8", 8, codebook=E4M3, span=span, scale=torch.float32)
         return StoredWeight(format, packed, _byte_codes, scales, None, shape, dtype, block_rows)
 
-    def _e2m1(self, packed: Tensor, scale: str, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
+    def _minifloats(self, packed: Tensor, scale: str, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
         if tuple(packed.shape) != (shape[0], shape[1] // 2):
             raise ValueError(f"it does not hold {list(shape)} numbers of 4 bits")
-        scales = self._tensor(scale, shape[0], shape[1] // 32).view(torch.uint8)
-        format = WeightFormat("MXFP4", 4, codebook=E2M1, scale=torch.uint8)
-        return StoredWeight(format, packed, lambda all, at: _codes(all[at], 4), scales, None, shape, dtype)
+        return _e2m1(packed, self._tensor(scale, shape[0], shape[1] // 32).view(torch.uint8), shape, dtype)
 
     def _integers(
         self,
@@ -311,7 +370,7 @@ class _Module:
     ) -> QuantizedWeight:
         """Codes of integers. zeros: None stands for the code in the middle."""
         middle = 1 << (bits - 1)
-        if zeros is not None and bool((zeros == middle).all()):
+        if zeros is not None and not self._keeps_zeros and bool((zeros == middle).all()):
             zeros = None
         is_shifted, zero = zeros is not None, middle if zeros is None else 0
         kind = torch.float16 if scales.dtype == torch.float16 else torch.float32
@@ -367,6 +426,12 @@ class _Module:
                 f"{self._name} is quantised with its inputs in another order (act-order, desc_act=true), which cannot "
                 "be read; give a checkpoint that was made with desc_act=false"
             )
+
+
+def _e2m1(packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
+    """packed: uint8 [N, K / 2]. scales: uint8 [N, K / 32], exponents."""
+    format = WeightFormat("MXFP4", 4, codebook=E2M1, scale=torch.uint8)
+    return StoredWeight(format, packed, lambda all, at: _codes(all[at], 4), scales, None, shape, dtype)
 
 
 def _codes(packed: Tensor, bits: int) -> Tensor:

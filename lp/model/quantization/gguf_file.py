@@ -1,7 +1,7 @@
 """The weights of a GGUF file under the names of a transformers model, as they are in the file or unpacked.
 
 transformers knows the names of tensors and how their rows are ordered for most architectures; where it computes other
-tensors of those of the file (experts, transposed matrices), it reads the file itself (lp/model/gguf.py).
+tensors of those of the file (transposed matrices), it reads the file itself (lp/model/gguf.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from transformers import PreTrainedConfig, PreTrainedModel, modeling_gguf_pytorc
 from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
+from lp.model.quantization.joined import JoinedWeight, QuantizedExperts
 from lp.model.quantization.model import empty_model, fill, takes_quantized
-from lp.model.quantization.packed import pack
+from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
 from lp.model.weight_files import Matrices, Shard
 
 log = logging.getLogger("lookahead")
 
-# What transformers does to tensors of the file: nothing, another order of rows, or another offset of norms.
-_SIMPLE = ("TensorProcessor", "LlamaTensorProcessor", "Gemma2TensorProcessor", "NemotronTensorProcessor")
-SIMPLE = "a GGUF file whose weights are not unpacked has the model's own tensors"
+# What transformers does to tensors of the file: nothing, another order of rows, another offset of norms, or one tensor
+# of two of all experts.
+_SIMPLE = (
+    "TensorProcessor", "LlamaTensorProcessor", "Gemma2TensorProcessor", "NemotronTensorProcessor",
+    "Qwen2MoeTensorProcessor", "MiniMaxM2TensorProcessor",
+)  # fmt: skip
 PLAIN: dict[int, torch.dtype] = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -41,7 +45,7 @@ PLAIN: dict[int, torch.dtype] = {
 
 
 def has_simple_tensors(architecture: str) -> bool:
-    """Whether each tensor of a file is one of the model's, but for the order of its rows."""
+    """Whether each tensor of a file is one of the model's or a part of one, but for the order of its rows."""
     return architecture in gguf.MODEL_ARCH_NAMES.values() and _processor(architecture).__name__ in _SIMPLE
 
 
@@ -67,20 +71,35 @@ class GgufFile:
     def __exit__(self, *error: object) -> None:
         pass  # the file stays mapped as long as weights lie in it
 
-    def names(self, model: PreTrainedModel) -> dict[str, str]:
-        """The name in the file of each parameter of a model, by the model's own name; of those that the file has."""
+    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+        """The name in the file of each parameter of a model, by the model's own name; of those that the file has.
+
+        Weights of experts are Matrices each of whose parts is one tensor, of all experts.
+        """
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         known = gguf.get_tensor_name_map(self._architecture, num_layers)
         ties = model.all_tied_weights_keys  # a rank may hold one of two tied ones
-        found = {}
+        found: dict[str, str | Matrices] = {}
         for own in dict.fromkeys([*model.state_dict(), *ties, *ties.values()]):
             module, _, last = own.rpartition(".")
             if f"{(name := known.get_name(module))}.{last}" in self._tensors:
                 found[own] = f"{name}.{last}"
+                continue
+            others: dict[str, str] = {}
+            if (name := known.get_name(own)) is not None:
+                others[name] = own
+            else:
+                self._processor.perform_fallback_tensor_mapping(others, "", "", own)
+            parts = [f"{one}.weight" for one in others]
+            if parts and all(one in self._tensors for one in parts):
+                found[own] = Matrices(tuple((one,) for one in parts))
+            elif len(others) == 1 and (name := next(iter(others))) in self._tensors:
+                found[own] = name
         return found
 
-    def kind(self, name: str) -> GGMLQuantizationType:
-        return GGMLQuantizationType(self._tensors[name].kind)
+    def kinds(self, name: str | Matrices) -> list[GGMLQuantizationType]:
+        """The types of a tensor's blocks, or of those of its parts."""
+        return [GGMLQuantizationType(self._tensors[one].kind) for one in _names_of(name)]
 
     def quantized(
         self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
@@ -89,7 +108,8 @@ class GgufFile:
 
         expected: shape of the whole tensor. dtype: of the model. Raises CheckpointError, and UnevenCut.
         """
-        assert isinstance(name, str), SIMPLE
+        if isinstance(name, Matrices):
+            return self._quantized_experts(name, expected, shard, dtype)
         one = self._tensors[name]
         if one.kind not in BLOCK_TYPES or len(one.shape) != 2:
             return None
@@ -100,20 +120,36 @@ class GgufFile:
         order = None if np.array_equal(order, places) else torch.from_numpy(order)
         return part_of(GgufWeight(blocks, one.kind, dtype, order), shard)
 
+    def _quantized_experts(
+        self, name: Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+    ) -> QuantizedWeight | None:
+        parts = [self._tensors[one] for one in _names_of(name)]
+        if parts[0].kind not in BLOCK_TYPES or any(one.kind != parts[0].kind for one in parts):
+            return None
+        num_experts, num_outputs, num_inputs = expected
+        of_parts = []
+        for key, one in zip(_names_of(name), parts, strict=True):
+            self._check_shape(key, one.shape, (num_experts, num_outputs // len(parts), num_inputs))
+            rows = torch.from_numpy(self._rows(one)).view(num_experts, num_outputs // len(parts), -1)
+            of_parts.append([GgufWeight(blocks, one.kind, dtype) for blocks in rows])
+        own = shard and Shard(shard.dim - 1, shard.ranges)
+        return QuantizedExperts([part_of(JoinedWeight(one), own) for one in zip(*of_parts, strict=True)])
+
     def read(
         self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, unpacked; see WeightFiles.read."""
-        assert isinstance(name, str), SIMPLE
         whole = self.plain(name, dtype)
-        self._check_shape(name, whole.shape, expected)
+        self._check_shape(_names_of(name)[0], whole.shape, expected)
         if shard is not None:
             whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
         return whole.to(device)
 
-    def plain(self, name: str, dtype: torch.dtype) -> Tensor:
+    def plain(self, name: str | Matrices, dtype: torch.dtype) -> Tensor:
         """A tensor, unpacked."""
+        if isinstance(name, Matrices):
+            return torch.cat([self.plain(one, dtype) for one in _names_of(name)], dim=1)
         one = self._tensors[name]
         if len(one.shape) == 1:  # its numbers may be changed, not only their order
             (numbers,) = self._unpacked(one)
@@ -166,18 +202,20 @@ def read_gguf(
         if (name := names.get(own)) is None:
             continue
         found = source.quantized(name, empty.shape, None, dtype) if takes_quantized(model, own) else None
-        if found is not None and device.type == "cuda":
-            found = pack(found, device)
         if found is None:
-            if source.kind(name) not in PLAIN:
-                unpacked[source.kind(name).name] += 1
+            unpacked.update(kind.name for kind in source.kinds(name) if kind not in PLAIN)
             found = source.plain(name, dtype)
-        tensors[own] = found
+        tensors[own] = pack_for(found, device) if isinstance(found, QuantizedWeight) else found
     if unpacked:
         kinds = ", ".join(f"{count} in {kind}" for kind, count in unpacked.items())
         log.info("unpacked to %s: %s tensors", str(dtype).removeprefix("torch."), kinds)
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
+
+
+def _names_of(name: str | Matrices) -> list[str]:
+    """The names in the file of a tensor, or of its parts."""
+    return [name] if isinstance(name, str) else [one for part in name.parts for one in part]
 
 
 def _processor(architecture: str) -> Any:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
 from lp.model.language_model import make_language_model
+from lp.model.quantization.experts import compute_quantized, expert_weights, is_transposed
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.weight import QuantizedWeight
 from lp.model.weight_files import Matrices, WeightFiles
@@ -37,9 +38,16 @@ def twins_of(model: PreTrainedModel) -> dict[str, str]:
 
 
 def takes_quantized(model: nn.Module, name: str) -> bool:
-    """Whether a parameter may be quantised: the weight of a product or a table of embeddings."""
+    """Whether a parameter may be quantised: the weight of a product or of experts, or a table of embeddings."""
     owner, _, last = name.rpartition(".")
-    return last == "weight" and isinstance(model.get_submodule(owner), nn.Linear | nn.Embedding)
+    module = model.get_submodule(owner)
+    return last in expert_weights(module) or (last == "weight" and isinstance(module, nn.Linear | nn.Embedding))
+
+
+def as_parameter(model: nn.Module, name: str, weight: QuantizedWeight, device: torch.device) -> nn.Parameter:
+    """The parameter of a model of this name whose numbers are those of a weight."""
+    content = QuantizedParameter(weight, device, is_transposed=is_transposed(model, name))
+    return nn.Parameter(content, requires_grad=False)
 
 
 def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight], device: torch.device) -> None:
@@ -55,9 +63,9 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
             found = tensors.get(twins.get(name, name))
         if found is None:
             raise CheckpointError(f"the weights have no tensor {name}, which the model needs")
-        shape = found.shape[::-1] if isinstance(found, QuantizedWeight) else found.shape
-        if tuple(shape) != tuple(empty.shape):
-            raise CheckpointError(f"the tensor {name} is {list(shape)} and must be {list(empty.shape)}")
+        content = as_parameter(model, name, found, device) if isinstance(found, QuantizedWeight) else found
+        if content.shape != empty.shape:
+            raise CheckpointError(f"the tensor {name} is {list(content.shape)} and must be {list(empty.shape)}")
         owner, _, last = name.rpartition(".")
         module = model.get_submodule(owner)
         if last not in module._parameters:
@@ -65,10 +73,11 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
             module._buffers[last] = found.to(device)
             continue
         if id(found) not in filled:
-            content = QuantizedParameter(found, device) if isinstance(found, QuantizedWeight) else found.to(device)
-            filled[id(found)] = nn.Parameter(content, requires_grad=False)
+            is_made = isinstance(content, nn.Parameter)
+            filled[id(found)] = content if is_made else nn.Parameter(content.to(device), requires_grad=False)
         module._parameters[last] = filled[id(found)]
     nn.Module.to(model, device)  # computed buffers
+    compute_quantized(model)
 
 
 def without_twins(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 
 # The planes of what groups of inputs share, which are named as in Numbers.
@@ -132,6 +133,13 @@ def empty_packed(
     return PackedWeight(format, num_inputs, dtype, planes)
 
 
+def pack_for(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
+    """A weight, or those of all experts, as a device reads it: packed on a GPU, and as it is on a CPU."""
+    if device.type != "cuda":
+        return weight
+    return pack_experts(weight, device) if isinstance(weight, QuantizedExperts) else pack(weight, device)
+
+
 def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
     """Packs a weight on a device, some outputs at a time."""
     first = weight.numbers(0, 1)
@@ -165,6 +173,19 @@ def _write(packed: PackedWeight, numbers: Numbers) -> None:
         plane, own = getattr(planes, name), getattr(numbers, name)
         if plane is not None and not (name == "minima" and plane is planes.scales):
             plane.copy_(own.to(device).t())
+
+
+def pack_experts(weight: QuantizedExperts, device: torch.device) -> QuantizedExperts:
+    """Packs the weights of all experts into one, whose parts they are."""
+    packed, size = pack(weight, device), weight.experts[0].num_outputs
+    return QuantizedExperts([packed.part(first, first + size) for first in range(0, packed.num_outputs, size)])
+
+
+def packed_experts(weight: QuantizedExperts) -> PackedWeight:
+    """The packed weight whose parts are the weights of all experts."""
+    parts = [one for one in weight.experts if isinstance(one, PackedWeight)]
+    assert len(parts) == len(weight.experts), "weights on a GPU are packed for it"
+    return join(parts)
 
 
 def join(weights: Sequence[PackedWeight]) -> PackedWeight:

@@ -4,7 +4,7 @@ A model's modules stay as they are. Their products unpack some outputs at a time
 numbers that have been unpacked as a whole; recorded, products and lookups are steps of the program, for which devices
 have kernels.
 
-N outputs, K inputs
+N outputs, K inputs, E experts
 """
 
 from __future__ import annotations
@@ -16,29 +16,42 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lp.model.program.record import recorder
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.part import unpack
 from lp.model.quantization.weight import QuantizedWeight
 
 
 class QuantizedParameter(Tensor):
-    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model.
+    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model. That of experts is
+    [E, N, K], or [E, K, N] if it is transposed.
 
     has_zeros: whether there is a row of zeros behind the rows of the weight, in a table of embeddings. unpacked: all
-    numbers [N, K] in that dtype, if they are kept; see `keep_unpacked`.
+    numbers of the weight [N, K] in that dtype, those of experts one below the other, if they are kept; see
+    `keep_unpacked`.
     """
 
     quantized: QuantizedWeight
     has_zeros: bool
+    is_transposed: bool
     unpacked: Tensor | None
 
     @staticmethod
-    def __new__(cls, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False) -> QuantizedParameter:
+    def __new__(
+        cls, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False, is_transposed: bool = False
+    ) -> QuantizedParameter:
         shape = quantized.num_outputs + has_zeros, quantized.num_inputs
+        if isinstance(quantized, QuantizedExperts):
+            num_experts = len(quantized.experts)
+            of_one = quantized.num_outputs // num_experts, quantized.num_inputs
+            shape = num_experts, *(of_one[::-1] if is_transposed else of_one)
         return Tensor._make_wrapper_subclass(cls, shape, dtype=quantized.dtype, device=device)
 
-    def __init__(self, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False):
+    def __init__(
+        self, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False, is_transposed: bool = False
+    ):
         self.quantized = quantized
         self.has_zeros = has_zeros
+        self.is_transposed = is_transposed
         self.unpacked = None
 
     def with_zeros(self) -> QuantizedParameter:
@@ -63,7 +76,8 @@ class QuantizedParameter(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
-            return QuantizedParameter(args[0].quantized, args[0].device, args[0].has_zeros)
+            own = args[0]
+            return QuantizedParameter(own.quantized, own.device, own.has_zeros, own.is_transposed)
         raise NotImplementedError(f"{func.__name__} on quantised weights")
 
 
@@ -116,6 +130,9 @@ def unpack_parameters(model: nn.Module) -> None:
     plain: dict[int, nn.Parameter] = {}
     for one in quantized_parameters(model):
         found = unpack(one.quantized, None, one.device) if one.unpacked is None else one.unpacked
+        if isinstance(one.quantized, QuantizedExperts):
+            found = found.view(len(one.quantized.experts), -1, one.quantized.num_inputs)
+            found = found.mT if one.is_transposed else found
         plain[id(one.quantized)] = nn.Parameter(found, requires_grad=False)
         one.free()
     for module in model.modules():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 
 import torch
@@ -20,9 +20,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lp.model.errors import CheckpointError
 from lp.model.memory import num_weight_bytes
 from lp.model.probes import Probes, spread_probes
+from lp.model.quantization.experts import is_transposed
 from lp.model.quantization.files import FilesOfQuantized
+from lp.model.quantization.joined import JoinedWeight, QuantizedExperts
 from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
-from lp.model.quantization.packed import pack
+from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import check_inputs
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
 from lp.model.weight_files import Matrices, Shard, WeightFiles
@@ -47,9 +49,9 @@ FORMATS = {bits: WeightFormat(f"int{bits}", bits, zero=1 << (bits - 1)) for bits
 class Weights(StrEnum):
     """In which format weights are kept.
 
-    auto: as the checkpoint has them. int8, int4: those of linear layers and embeddings are quantised to so many bits
-    when they are read, the embedding and the output head to 8 bits in both cases. If they are the main model's, the
-    text is that of the quantised model.
+    auto: as the checkpoint has them. int8, int4: those of linear layers, of experts and of embeddings are quantised to
+    so many bits when they are read, the embedding and the output head to 8 bits in both cases. If they are the main
+    model's, the text is that of the quantised model.
     """
 
     auto = "auto"
@@ -137,7 +139,9 @@ def read_and_quantize(
     tokens = _tokens(probes, config.get_text_config(decoder=True).vocab_size).to(device)
     expected = _logits(model, tokens)
     tensors = {
-        name: _quantized(one, bits_of(model, name, weights), device) if isinstance(one, UnquantizedWeight) else one
+        name: pack_for(_quantized(one, bits_of(model, name, weights), device), device)
+        if isinstance(one, QuantizedWeight)
+        else one
         for name, one in found.items()
     }
     fill(model, tensors, device)
@@ -163,39 +167,63 @@ class QuantizingFiles(FilesOfQuantized):
     def __init__(self, path: str, weights: Weights):
         """path: folder or hub id. Raises CheckpointError."""
         super().__init__(path)
-        self._weights = weights
+        self._kind = weights
         self._bits: dict[str | Matrices, int] = {}
 
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def _find_names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
         names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
         for name in model.state_dict():
             key = names.get(name) or names.get(twins.get(name, name))
-            if isinstance(key, str) and _can_quantize(model, name):
+            if key is not None and _can_quantize(model, name):
                 self._files.check_floating(key)
-                self._bits[key] = bits_of(model, name, self._weights)
+                self._bits[key] = bits_of(model, name, self._kind)
         return names
 
-    def quantized(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
-    ) -> QuantizedWeight | None:
-        """See FilesOfQuantized. Groups end where a shard does, so it is the shard of the quantised weight."""
+    def _weights(
+        self, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
+        dtype: torch.dtype,
+    ) -> list[QuantizedWeight] | None:  # fmt: skip
+        """See FilesOfQuantized. Groups end where a shard does, so these are shards of the quantised weights."""
         if key not in self._bits:
             return None
-        stored = self._stored(key, expected)
-        if shard is not None:
-            if shard.dim == 1:
-                for inputs in shard.ranges:
-                    check_inputs(inputs)
-            parts = [stored[bounds] for bounds in shard.bounds(expected)]
-            stored = parts[0] if len(parts) == 1 else torch.cat(parts, dim=shard.dim)
-        return quantize(stored, self._bits[key], dtype)
+        if shard is not None and shard.dim == 1:
+            for inputs in shard.ranges:
+                check_inputs(inputs)
+        found = []
+        for parts in stored_weights(self._files, key, num_experts, shape, key in self._transposed):
+            whole = _joined(parts)
+            own = whole if shard is None else _joined([whole[bounds] for bounds in shard.bounds(shape)])
+            found.append(quantize(own, self._bits[key], dtype))
+        return found
 
-    def _stored(self, key: str | Matrices, expected: Sequence[int]) -> Tensor:
-        assert isinstance(key, str), "experts are not quantised"
-        stored = self._files.view(key)
-        if tuple(stored.shape) != tuple(expected):
-            raise CheckpointError(f"{key} of {self.path!r} has shape {list(stored.shape)}, not {list(expected)}")
-        return stored
+
+def stored_weights(
+    files: WeightFiles, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], transposed: bool
+) -> Iterator[list[Tensor]]:
+    """The weight [N, K] of a file, or those of all experts: the parts of each, one below the other.
+
+    shape: N, K. transposed: whether the file has [E, K, N]. Raises CheckpointError.
+    """
+    if isinstance(key, Matrices):
+        for keys in zip(*key.parts, strict=True):
+            yield [_checked(files, one, (shape[0] // len(keys), shape[1])) for one in keys]
+    elif num_experts is None:
+        yield [_checked(files, key, shape)]
+    else:
+        for one in _checked(files, key, (num_experts, *(shape[::-1] if transposed else shape))):
+            yield [one.t() if transposed else one]
+
+
+def _checked(files: WeightFiles, key: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor as it is in the file. Raises CheckpointError if it has another shape."""
+    stored = files.view(key)
+    if tuple(stored.shape) != shape:
+        raise CheckpointError(f"{key} of {files.path!r} has shape {list(stored.shape)}, not {list(shape)}")
+    return stored
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor | QuantizedWeight]:
@@ -205,35 +233,48 @@ def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) ->
     for name, empty in model.state_dict().items():
         if (key := names.get(name)) is None:
             continue
-        if isinstance(key, str) and _can_quantize(model, name):
-            files.check_floating(key)
-            tensors[name] = UnquantizedWeight(files.view(key), dtype)
-        else:
-            tensors[name] = files.read(key, empty.shape, None, dtype, torch.device("cpu"))
+        if not _can_quantize(model, name):
+            tensors[name] = files.read(key, empty.shape, None, dtype, CPU)
+            continue
+        files.check_floating(key)
+        transposed = is_transposed(model, name)
+        *num_experts, num_outputs, num_inputs = empty.mT.shape if transposed else empty.shape
+        number, shape = num_experts[0] if num_experts else None, (num_outputs, num_inputs)
+        stored = [
+            JoinedWeight([UnquantizedWeight(one, dtype) for one in parts])
+            for parts in stored_weights(files, key, number, shape, transposed)
+        ]
+        tensors[name] = QuantizedExperts(stored) if num_experts else stored[0].parts[0]
     return tensors
 
 
 def _can_quantize(model: PreTrainedModel, name: str) -> bool:
     """Whether a parameter can be quantised."""
-    return takes_quantized(model, name) and model.get_parameter(name).shape[1] % GROUP == 0
+    if not takes_quantized(model, name):
+        return False
+    return model.get_parameter(name).shape[-2 if is_transposed(model, name) else -1] % GROUP == 0
 
 
-def _quantized(weight: UnquantizedWeight, bits: int, device: torch.device) -> QuantizedWeight:
-    made = quantize(weight.stored, bits, weight.dtype, device)
-    return pack(made, device) if device.type == "cuda" else made
+def _quantized(weight: QuantizedWeight, bits: int, device: torch.device) -> QuantizedWeight:
+    if isinstance(weight, QuantizedExperts):
+        return QuantizedExperts([_quantized(one, bits, device) for one in weight.experts])
+    if isinstance(weight, JoinedWeight):
+        return JoinedWeight([_quantized(one, bits, device) for one in weight.parts])
+    assert isinstance(weight, UnquantizedWeight)
+    return quantize(weight.stored, bits, weight.dtype, device)
 
 
 def bits_of(model: PreTrainedModel, name: str, weights: Weights) -> int:
     """Embeddings and the output head have 8 bits, since an error there is not evened out by later layers."""
     module = model.get_submodule(name.rpartition(".")[0])
-    is_inner = isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
+    is_inner = not isinstance(module, nn.Embedding) and module is not model.get_output_embeddings()
     return 4 if weights is Weights.int4 and is_inner else 8
 
 
 def bytes_of_number(model: PreTrainedModel, name: str, weights: Weights) -> float:
     """The bytes that a number of a parameter takes once it is quantised, if it can be."""
     weight = model.get_parameter(name)
-    if not takes_quantized(model, name) or weight.shape[1] % GROUP:
+    if not _can_quantize(model, name):
         return weight.dtype.itemsize
     return bits_of(model, name, weights) / 8 + torch.float16.itemsize / GROUP
 

@@ -32,8 +32,9 @@ def visible_keys(tree: TokenTree, row: int, cached: int, window: int | None) -> 
 
 
 def attend_by_loops(
-    query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, cached: int, window: int | None, softcap: float | None
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, cached: int, window: int | None, softcap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """[1, R, H*G, D] attention, one row and one head after another."""
     _, num_heads, num_rows, head_dim = query.shape
     group = num_heads // key.shape[1]
@@ -44,7 +45,9 @@ def attend_by_loops(
             scores = key[0, head // group, seen] @ query[0, head, row] / math.sqrt(head_dim)
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[0, row, head] = scores.softmax(dim=0) @ value[0, head // group, seen]
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head : head + 1]])
+            out[0, row, head] = scores.softmax(dim=0)[: len(seen)] @ value[0, head // group, seen]
     return out
 
 
@@ -81,6 +84,24 @@ def test_against_loops(cached: int, window: int | None, softcap: float | None, k
         torch.testing.assert_close(
             found, attend_by_loops(query, key, value, tree, cached, window, softcap), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("kind", [AttentionKind.two_part, AttentionKind.sdpa, AttentionKind.eager])
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_take_part_in_the_sum_alone(window: int | None, kind: AttentionKind) -> None:
+    """With a prefix and without one, for trees and for single rows."""
+    generator = torch.Generator().manual_seed(4)
+    for cached, num_rows in ((0, 14), (13, 14), (13, 1)):
+        tree = random_tree(np.random.default_rng(cached), num_rows)
+        query = 2 * torch.randn(1, 6, num_rows, 8, generator=generator)
+        key, value = torch.randn(2, 1, 2, cached + num_rows, 8, generator=generator)
+        sinks = torch.randn(6, generator=generator)
+        found, _ = tree_attention(
+            nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None,
+            step=make_step(make_rows(tree, key, value), kind=kind), sliding_window=window, s_aux=sinks,
+        )  # fmt: skip
+        expected = attend_by_loops(query, key, value, tree, cached, window, None, sinks)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -141,6 +162,6 @@ def test_layers_and_windows_are_recorded() -> None:
 def test_unknown_arguments_are_refused_by_name() -> None:
     states = torch.randn(1, 1, 3, 4)
     step = make_step(make_rows(random_tree(np.random.default_rng(0), 3), states, states))
-    with pytest.raises(UnsupportedAttention, match="its attention uses s_aux, which tree attention does not know"):
-        tree_attention(nn.Module(), states, states, states, None, step=step, s_aux=torch.zeros(1), position_ids=None)
-    tree_attention(nn.Module(), states, states, states, None, step=step, s_aux=None, is_causal=True)
+    with pytest.raises(UnsupportedAttention, match="its attention uses alibi, which tree attention does not know"):
+        tree_attention(nn.Module(), states, states, states, None, step=step, alibi=torch.zeros(1), position_ids=None)
+    tree_attention(nn.Module(), states, states, states, None, step=step, alibi=None, is_causal=True)

@@ -103,16 +103,19 @@ def without_softcap(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, how
     return query, key, value, mask, replace(how, softcap=None)
 
 
+def without_sinks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, how: LayerAttention) -> Arguments:
+    return query, key, value, mask, replace(how, sinks=None)
+
+
 def with_window(difference: int | None) -> Plant:
     """Plants masks of a longer or shorter window. None plants those of full attention."""
     own = TreeRows.mask
 
-    def changed(self: TreeRows, sliding_window: int | None, group: int) -> Tensor:
-        if sliding_window is None:
-            return own(self, None, group)
-        if difference is None:
-            return own(self, 1 << 20, group)
-        return own(self, sliding_window + difference, group)
+    def changed(self: TreeRows, how: LayerAttention, group: int) -> Tensor:
+        if how.sliding_window is None:
+            return own(self, how, group)
+        window = 1 << 20 if difference is None else how.sliding_window + difference
+        return own(self, replace(how, sliding_window=window), group)
 
     return lambda patch: patch.setattr(TreeRows, "mask", changed)
 
@@ -126,6 +129,7 @@ FAULTS: dict[str, tuple[Plant, list[str]]] = {
     "prefix without its last token": (in_layers(without_key(-1)), ["llama", "gemma2", "gemma3", "gpt2", DEMO]),
     "prefix without its first token": (in_layers(without_key(0)), ["llama", "gemma2", "gemma3", "gpt2", DEMO]),
     "no softcap": (in_layers(without_softcap), ["gemma2"]),
+    "no sinks": (in_layers(without_sinks), ["gpt_oss"]),
     "no window": (with_window(None), WINDOWED),
     "window one too long": (with_window(1), SHORT_WINDOWED),
     "window one too short": (with_window(-1), SHORT_WINDOWED),
@@ -260,7 +264,7 @@ def test_nonsense_is_found_even_if_every_kernel_gives_it(
 
 
 def two_layers(architecture: str) -> dict[str, Any]:
-    if architecture in ("gemma2", "gemma3"):
+    if architecture in ("gemma2", "gemma3", "gpt_oss"):
         return {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     return {} if architecture == "gpt2" else {"num_hidden_layers": 2}
 

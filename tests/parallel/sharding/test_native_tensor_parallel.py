@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt2": {},  # queries, keys and values in one weight
     "mixtral": {},  # experts
     "qwen3_moe": {},
+    "gpt_oss": {},  # sinks, experts with biases
 }
 
 

@@ -53,6 +53,7 @@ def branching_tree():
             ("qwen3_moe", 3),
             ("gemma4_moe", 2),
             ("deepseek_v3", 2),
+            ("gpt_oss", 3),
         ],
         ("llama", 3),
         ("qwen3", 4),

@@ -34,6 +34,7 @@ from tests.parallel.ranks import run_ranks
 CORE_ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]
 OTHER_ARCHITECTURES = [
     "qwen2", "starcoder2", "gpt_neox", "olmo2", "phi3", "granite", "cohere", "gemma3", "gpt2", "mixtral", "qwen3_moe",
+    "gpt_oss",
 ]  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, tied": {"tie_word_embeddings": True, "pad_token_id": 290},  # the last rank holds this token
@@ -171,7 +172,7 @@ def check_memory(name: str, found: list[Found], whole: CausalModel, degree: int)
     replicated = sum(
         weight.nbytes
         for name, weight in whole.model.named_parameters()
-        if weight.dim() == 1 or name.endswith(("wpe.weight", "mlp.gate.weight"))
+        if weight.dim() == 1 or name.endswith(("wpe.weight", "mlp.gate.weight", "router.weight", "down_proj_bias"))
     )
     share = (num_weight_bytes(whole.model) - replicated) / degree
     row_of_zeros = SIZES["hidden_size"] * 4  # an embedding of a part of the vocabulary has one
@@ -240,11 +241,24 @@ class OneOfTwo(LocalCollectives):
         self.num_ranks = 2
 
 
-def test_experts_with_biases_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_with_norms_are_refused_by_name(tmp_path: Path) -> None:
     model = empty_model(AutoConfig.from_pretrained(save_checkpoint(tmp_path, "mixtral")), torch.float32)
-    model.get_submodule("model.layers.1.mlp.experts").has_bias = True  # as in GPT-OSS
+    model.get_submodule("model.layers.1.mlp.experts").post_expert_norm = torch.nn.RMSNorm(32)  # as in Muse Spark
     with pytest.raises(UnsupportedArchitecture, match=r"MixtralFor\w+ splits .*experts in the style .*parallel=lp"):
         plan(model)
+
+
+def test_a_rank_holds_the_sinks_of_its_heads_and_its_part_of_experts(tmp_path: Path) -> None:
+    """Gates and projections lie in turns, and the bias of what is summed is whole."""
+    model = empty_model(AutoConfig.from_pretrained(save_checkpoint(tmp_path, "gpt_oss")), torch.float32)
+    styles = plan(model)
+    split = shards(model, styles, slices(model, styles, 2), 1)
+    assert split["model.layers.0.self_attn.sinks"] == Shard(0, (range(2, 4),))
+    layer = "model.layers.0.mlp.experts"
+    assert split[f"{layer}.gate_up_proj"] == Shard(2, (range(32, 64),))
+    assert split[f"{layer}.gate_up_proj_bias"] == Shard(1, (range(32, 64),))
+    assert split[f"{layer}.down_proj"] == Shard(1, (range(16, 32),))
+    assert f"{layer}.down_proj_bias" not in split
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ MODELS: list[tuple[str, int, int]] = [
     ("olmo2", 3, 1),  # norms over the whole width, after outputs are gathered
     ("gpt2", 5, 5),  # one projection, part by part
     ("mixtral", 6, 2),
+    ("gpt_oss", 6, 2),
 ]
 # The size of the groups in which four ranks hold a replica, or three of them.
 DEGREES = (2, 3, 4)
@@ -56,12 +57,19 @@ class Found:
 
 def save(folder: Path, architecture: str, num_query: int, num_key_value: int, **changes: Any) -> Path:
     """A tiny model with these heads, whose other sizes do not divide either."""
-    sizes = {"intermediate_size": 70, "vocab_size": 299, "num_hidden_layers": 2, "hidden_size": 8 * num_query}
+    sizes: dict[str, Any] = {
+        "intermediate_size": 70,
+        "vocab_size": 299,
+        "num_hidden_layers": 2,
+        "hidden_size": 8 * num_query,
+    }
     heads = {"num_attention_heads": num_query, "num_key_value_heads": num_key_value}
     if architecture == "gpt2":  # which has other names for them as well
         sizes |= {"n_embd": 8 * num_query, "n_layer": 2, "n_inner": 70, "n_head": num_query}
-    if architecture == "mixtral":  # transformers' own products need experts whose rows are aligned
+    if architecture in ("mixtral", "gpt_oss"):  # transformers' own products need experts whose rows are aligned
         sizes["intermediate_size"] = 72
+    if architecture == "gpt_oss":
+        sizes["layer_types"] = ["sliding_attention", "full_attention"]
     return save_checkpoint(folder, architecture, **{**sizes, **heads, **changes})
 
 

@@ -52,11 +52,12 @@ struct Chunks {
     }
 };
 
-// The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have.
+// The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have. sinks:
+// of all query heads, or null.
 template <int KEY_SIZE, int VALUE_SIZE>
-static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const Step& step,
-                   long num_heads, long num_groups, long first, float scale, long window, long chunk_size,
-                   float softcap, float* room, long thread, long num_threads) {
+static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const float* sinks,
+                   const Step& step, long num_heads, long num_groups, long first, float scale, long window,
+                   long chunk_size, float softcap, float* room, long thread, long num_threads) {
     const long most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
     const long threads_of_run = (num_threads + step.num_runs - 1) / step.num_runs;
     long whole = 0, done = 0;
@@ -83,7 +84,8 @@ static void attend(const float* query, long query_width, long query_stride, floa
                                 chunks.start(chunk),
                                 chunks.start(chunk + 1),
                                 scale,      window,
-                                chunk_size, softcap};
+                                chunk_size, softcap,
+                                sinks};
                 attend_task<KEY_SIZE, VALUE_SIZE>(task, room);
             }
         }

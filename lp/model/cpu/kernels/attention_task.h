@@ -8,7 +8,8 @@
 
 // The query heads that share a key/value head, for rows [first, last) of a run: at most MOST_QUERIES queries, those of a
 // row next to each other. length: of the prefix. size: numbers of a value. window: keys that a row sees at most, 0 for
-// all. chunk_size: a row sees keys of its own chunk of so many positions, 0 for all. softcap: 0 for none.
+// all. chunk_size: a row sees keys of its own chunk of so many positions, 0 for all. softcap: 0 for none. sinks: for each
+// query head the score of one more key, whose value is 0; null for none.
 struct Task {
     const float* query;
     long query_width, query_stride;
@@ -19,6 +20,7 @@ struct Task {
     float scale;
     long window, chunk_size;
     float softcap;
+    const float* sinks;
 
     long num_queries() const { return (last - first) * num_groups; }
     long row_of(long q) const { return first + q / num_groups; }
@@ -33,6 +35,8 @@ struct Task {
     float* out_of(long q) const {
         return out + (row_of(q) * num_heads * num_groups + head * num_groups + q % num_groups) * size;
     }
+
+    float sink_of(long q) const { return sinks ? sinks[head * num_groups + q % num_groups] : -INFINITY; }
 
     const int* seen_by(long row) const { return step.seen_by(row); }
     // A row sees the keys [begin_of, end_of) of its path: those of the prefix, then its ancestors and itself.
@@ -57,12 +61,12 @@ struct Task {
 };
 
 // Turns scores [first, last) into weights that add up to 1 / sum; returns 1 / sum. Whole vectors are computed: what lies
-// beside these scores, up to the next multiple of LANES, is written as well.
-static inline float soften(float* scores, long first, long last) {
+// beside these scores, up to the next multiple of LANES, is written as well. sink: a score whose weight counts in the sum.
+static inline float soften(float* scores, long first, long last, float sink) {
     const long begin = first / LANES * LANES, end = (last + LANES - 1) / LANES * LANES;
     for (long key = begin; key < first; key++) scores[key] = -INFINITY;
     for (long key = last; key < end; key++) scores[key] = -INFINITY;
-    float most = -INFINITY, sum = 0.0f;
+    float most = sink, sum = 0.0f;
 #pragma omp simd reduction(max : most)
     for (long key = begin; key < end; key++) most = larger(most, scores[key]);
 #pragma omp simd reduction(+ : sum)
@@ -70,5 +74,6 @@ static inline float soften(float* scores, long first, long last) {
         scores[key] = exponential(scores[key] - most);
         sum += scores[key];
     }
+    if (sink > -INFINITY) sum += exponential(sink - most);
     return 1.0f / sum;
 }

@@ -160,7 +160,7 @@ static void attend_by_matrix_unit(const Task& task, float* room) {
             for (long key = from; key < num_keys; key++)
                 scores[key] = task.softcap * hyperbolic_tangent(scores[key] / task.softcap);
         task.follow_path(row, scores);
-        factors[q] = soften(scores, begin, end);
+        factors[q] = soften(scores, begin, end, task.sink_of(q));
         for (long key = from; key < begin; key++) scores[key] = 0.0f;
         long filled = end;
         for (; filled % VALUES; filled++) scores[filled] = 0.0f;

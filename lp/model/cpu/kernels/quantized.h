@@ -15,7 +15,7 @@
 
 #include <vector>
 
-#include "linear.h"
+#include "experts.h"
 
 #define GROUP 32  // inputs whose codes lie together
 // Rows that go through panels together where codes are decoded in registers, and where they are decoded before.
@@ -74,6 +74,7 @@ struct Quantized {
     const uint8_t* steps(long panel, long group) const {
         return scales(num_panels(), 0) + (panel * num_groups() + group) * STEP_BYTES;
     }
+    long num_bytes() const { return steps(num_panels(), 0) - weight; }
 };
 
 template <int FORMAT>
@@ -409,53 +410,74 @@ static void add_decoded_panel(long rows, const Quantized<F>& weight, long panel,
     }
 }
 
-// The share of one of `num_threads` threads: some of the panels, all rows. a: x, its start and width; the packed weight,
-// bias and what is written; K, N, and groups that share a scale.
+// Panels [begin, end) of rows [0, rows), at most QUANTIZED_ROWS_AT_ONCE. x_stride: from one row's inputs to the next
+// one's.
 template <class F>
-static void multiply_quantized(const long* a, long first, long last, long thread, long num_threads) {
+static void multiply_some_rows(const Quantized<F>& weight, const float* bias, const half_t* x, long x_stride, long rows,
+                               float* out, long begin, long end) {
     using Q = Quantized<F>;
     constexpr int WIDE_ROWS = LANES == 16 ? 2 : 1;  // up to which rows go through several panels at a time
     constexpr int COLUMNS = LANES == 16 ? 4 : 2;
     static thread_local std::vector<float> inputs, sums;
+    const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
+    for (long r = 0; r < rows; r++)
+        for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
+    long most = MOST_PREPARED / rows / GROUP * GROUP;
+    if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
+    inputs.resize(Q::BY_PAIRS ? 0 : rows * most);
+    sums.resize(rows * most / F::STEP_GROUP);
+    for (long k = 0; k < weight.num_inputs; k += most) {
+        const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
+        const half_t* halves = x + k;
+        prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
+        const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
+            const float* prepared = inputs.data() + r * count + groups * GROUP;
+            const float* totals = sums.data() + (r * count + groups * GROUP) / F::STEP_GROUP;
+            return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
+                          x_stride};
+        };
+        const long group = k / GROUP, last_group = (k + count) / GROUP;
+        long panel = begin;
+        if (rows > FEW_QUANTIZED_ROWS) {
+            for (; panel < end; panel++) add_decoded_panel<F>(rows, weight, panel, group, last_group, inputs_of, out);
+            continue;
+        }
+        for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
+            add_panels<F, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0),
+                                                     out);
+        for (; panel < end; panel++)
+            add_panels<F, FEW_QUANTIZED_ROWS, 1, false>(rows, weight, panel, group, last_group, nullptr,
+                                                        inputs_of(0, 0), out);
+    }
+}
+
+// The share of one of `num_threads` threads: some of the panels, all rows. a: x, its start and width; the packed weight,
+// bias and what is written; K, N, and groups that share a scale.
+template <class F>
+static void multiply_quantized(const long* a, long first, long last, long thread, long num_threads) {
     const long x_stride = a[2];
     const half_t* x = (const half_t*)a[0] + a[1];
-    const float* bias = (const float*)a[4];
-    const Q weight = {(const uint8_t*)a[3], a[6], a[7], a[8]};
+    const Quantized<F> weight = {(const uint8_t*)a[3], a[6], a[7], a[8]};
     const long begin = weight.num_panels() * thread / num_threads, end = weight.num_panels() * (thread + 1) / num_threads;
-    const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long row = first; row < last; row += QUANTIZED_ROWS_AT_ONCE) {
         const long rows = last - row < QUANTIZED_ROWS_AT_ONCE ? last - row : QUANTIZED_ROWS_AT_ONCE;
-        float* out = (float*)a[5] + row * weight.num_outputs;
-        for (long r = 0; r < rows; r++)
-            for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
-        long most = MOST_PREPARED / rows / GROUP * GROUP;
-        if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
-        inputs.resize(Q::BY_PAIRS ? 0 : rows * most);
-        sums.resize(rows * most / F::STEP_GROUP);
-        for (long k = 0; k < weight.num_inputs; k += most) {
-            const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
-            const half_t* halves = x + row * x_stride + k;
-            prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
-            const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
-                const float* prepared = inputs.data() + r * count + groups * GROUP;
-                const float* totals = sums.data() + (r * count + groups * GROUP) / F::STEP_GROUP;
-                return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
-                              x_stride};
-            };
-            const long group = k / GROUP, last_group = (k + count) / GROUP;
-            long panel = begin;
-            if (rows > FEW_QUANTIZED_ROWS) {
-                for (; panel < end; panel++) add_decoded_panel<F>(rows, weight, panel, group, last_group, inputs_of, out);
-                continue;
-            }
-            for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
-                add_panels<F, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
-                                                         inputs_of(0, 0), out);
-            for (; panel < end; panel++)
-                add_panels<F, FEW_QUANTIZED_ROWS, 1, false>(rows, weight, panel, group, last_group, nullptr,
-                                                            inputs_of(0, 0), out);
-        }
+        multiply_some_rows<F>(weight, (const float*)a[4], x + row * x_stride, x_stride, rows,
+                              (float*)a[5] + row * weight.num_outputs, begin, end);
     }
+}
+
+// The same with experts, whose packed weights lie one behind the other. a: see Pairs, and groups that share a scale.
+template <class F>
+static void multiply_quantized_experts(const long* a, long first, long last, long thread, long num_threads) {
+    const Quantized<F> any = {(const uint8_t*)a[7], a[10], a[11], a[14]};
+    const long begin = any.num_panels() * thread / num_threads, end = any.num_panels() * (thread + 1) / num_threads;
+    const long last_column = end * PANEL < any.num_outputs ? end * PANEL : any.num_outputs;
+    multiply_pairs(a, first, last, begin * PANEL, last_column,
+                   [&](long expert, long, const float* bias, const half_t* x, long count, float* out) {
+                       Quantized<F> weight = any;
+                       weight.weight += expert * any.num_bytes();
+                       multiply_some_rows<F>(weight, bias, x, any.num_inputs, count, out, begin, end);
+                   });
 }
 
 // Writes the numbers of one output, as a row of a table of embeddings.

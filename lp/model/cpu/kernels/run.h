@@ -7,10 +7,10 @@
 #include "collective.h"
 #include "experts.h"
 
-enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED };
+enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS };
 
-// One entry of a program. number: of the function, the kind of attention or collective, or the format of a quantised
-// weight. is_last: only the rows whose logits are asked for are needed. meets: the threads meet before it. first: where
+// One entry of a program. number: of the function, the kind of attention or collective, or the format of quantised
+// weights. is_last: only the rows whose logits are asked for are needed. meets: the threads meet before it. first: where
 // its arguments begin.
 struct Instruction {
     long kind, number, is_last, meets, first;
@@ -61,7 +61,7 @@ static const Instruction& next_product(const Instruction* program, long num_inst
 
 static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
                         const Function* functions, const Attention* attentions, const QuantizedProduct* quantized,
-                        Group* group, float* room, long room_size, long most_threads, double* times) {
+                        const QuantizedProduct* quantized_experts, Group* group, float* room, long room_size, long most_threads, double* times) {
     Meeting meeting;
 #pragma omp parallel num_threads(most_threads)
     {
@@ -88,6 +88,8 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                 attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
             else if (one.kind == QUANTIZED)
                 quantized[one.number](a, first, step.num_rows, thread, num_threads);
+            else if (one.kind == QUANTIZED_EXPERTS)
+                quantized_experts[one.number](a, first, step.num_rows, thread, num_threads);
             else if (one.kind == EXPERTS)
                 multiply_experts(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == TOP_K)

@@ -132,7 +132,7 @@ static void attend_by_vectors(const Task& task, float* room) {
     for (long q = 0; q < num_queries; q++) {
         const long row = task.row_of(q), begin = task.begin_of(row);
         task.follow_path(row, scores[q]);
-        factors[q] = soften(scores[q], begin, task.end_of(row));
+        factors[q] = soften(scores[q], begin, task.end_of(row), task.sink_of(q));
         for (long key = hidden < length ? hidden : length; key < begin; key++) scores[q][key] = 0.0f;
     }
     for (long key = hidden; key < length; key += KEYS) {

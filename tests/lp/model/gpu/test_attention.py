@@ -25,7 +25,7 @@ from lp.model.gpu.attention import (
 )
 from lp.model.gpu.step_tensors import StepTensors
 from lp.model.kernels import LayerAttention
-from lp.model.program.steps import Attention, Operand, Value
+from lp.model.program.steps import Attention, Constant, Operand, Value
 from lp.platform import build as kernels
 from lp.tree import TokenTree
 from tests.lp.model.gpu import interpreter
@@ -46,6 +46,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     chunk: int | None = None
     value_dim: int | None = None  # None is head_dim
+    has_sinks: bool = False
 
     def dims(self) -> tuple[int, int]:
         return self.head_dim, self.value_dim or self.head_dim
@@ -54,7 +55,13 @@ class Shape:
         (key_dim, value_dim), num_queries = self.dims(), self.heads * self.groups
         how = LayerAttention(key_dim**-0.5, self.window, self.softcap, self.chunk)
         query = Operand(Value(num_queries * key_dim + 3), 3, (key_dim,))
-        return Attention(Value(num_queries * value_dim), query, 0, how, self.heads, self.groups, key_dim, value_dim)
+        sizes = self.heads, self.groups, key_dim, value_dim
+        sinks = Constant(self.sinks()) if self.has_sinks else None
+        return Attention(Value(num_queries * value_dim), query, 0, how, *sizes, sinks)
+
+    def sinks(self) -> Tensor:
+        """For each query head a number of its own."""
+        return torch.linspace(-2, 3, self.heads * self.groups)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,11 @@ def dense(shape: Shape, case: Case, tree: TokenTree) -> Tensor:
         positions = torch.from_numpy(tree.depths) + length
         keys = torch.cat([torch.arange(length), positions])
         seen &= positions[:, None] // shape.chunk == keys[None] // shape.chunk
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if shape.has_sinks:
+        sinks = shape.sinks().view(shape.heads, shape.groups, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    shares = scores.softmax(dim=-1)[..., : length + num_rows]
     return torch.einsum("hgrs,shd->rhgd", shares, case.values.float()).reshape(num_rows, -1)
 
 
@@ -141,12 +152,15 @@ SHAPES = [
     Shape(chunk=24),
     Shape(heads=1, groups=2, chunk=300),
     Shape(heads=1, groups=2, head_dim=512),
+    Shape(groups=3, has_sinks=True),
+    Shape(groups=2, window=24, dtype=torch.bfloat16, has_sinks=True),
 ]
 QUICK = (
     Shape(groups=4),
     Shape(heads=1, window=300, softcap=8.0),
     Shape(heads=1, window=300, dtype=torch.float16),
     Shape(heads=1, groups=2, head_dim=24, value_dim=80, chunk=24),
+    Shape(groups=3, has_sinks=True),
 )
 
 

@@ -68,7 +68,7 @@ def test_products_are_the_same_for_any_number_of_rows(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_attention_is_the_same_wherever_the_prefix_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret(monkeypatch)
-    for shape in (Shape(groups=2), Shape(window=24), Shape(softcap=5.0, dtype=torch.bfloat16)):
+    for shape in (Shape(groups=2, has_sinks=True), Shape(window=24), Shape(softcap=5.0, dtype=torch.bfloat16)):
         tree = chain(list(range(100)))
         whole = make_case(shape, tree, 0)
         expected = found_in_order(shape, whole)

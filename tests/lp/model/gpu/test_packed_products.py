@@ -25,7 +25,8 @@ from lp.model.program.steps import Product
 from lp.model.program.translate import cache_shapes, translate
 from lp.model.quantization.checkpoints import E2M1, E4M3
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES
-from lp.model.quantization.packed import PackedWeight, join, pack
+from lp.model.quantization.joined import QuantizedExperts
+from lp.model.quantization.packed import PackedWeight, join, pack, pack_experts
 from lp.model.quantization.parameter import quantized_parameters
 from lp.model.quantization.quantize import FORMATS, Weights
 from lp.model.quantization.weight import Numbers, QuantizedWeight, WeightFormat, dequantize
@@ -250,7 +251,8 @@ def packed_model(
         settings = ModelSettings(str(checkpoint_folder(name)), dtype, "cpu", weights, compile=CompileMode.off)
         model = load(settings).model
         for one in quantized_parameters(model.model):
-            one.quantized = pack(one.quantized, CPU)
+            is_mixture = isinstance(one.quantized, QuantizedExperts)
+            one.quantized = pack_experts(one.quantized, CPU) if is_mixture else pack(one.quantized, CPU)
         return model
 
     yield make
@@ -260,8 +262,8 @@ def packed_model(
     ("name", "dtype"),
     slow_except(
         [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float32"), ("phi3", "float32"), ("gemma2", "float32"),
-         ("qwen3_moe", "float32")],
-        ("llama", "float32"), ("gpt2", "float32"),
+         ("qwen3_moe", "float32"), ("gpt_oss", "float32")],
+        ("llama", "float32"), ("gpt2", "float32"), ("gpt_oss", "float32"),
     ),
 )  # fmt: skip
 def test_the_fused_forward_of_a_quantised_model_gives_its_own_logits(
