@@ -117,7 +117,17 @@ _QWEN4 = {
 # What cannot be derived from a family's defaults by these rules.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear")
+        (
+            "axk1",
+            "axk2",
+            "bailing_hybrid",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "kimi_linear",
+        )
         + ("longcat_flash", "minicpm3"),
         _WHOLE_ROPE,
     ),
@@ -144,6 +154,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": SOME_LAYERS},
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
