@@ -116,6 +116,22 @@ _QWEN4 = {
 }
 # What cannot be derived from a family's defaults by these rules.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            "axk1",
+            "axk2",
+            "bailing_hybrid",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "kimi_linear",
+        )
+        + ("longcat_flash", "minicpm3"),
+        _WHOLE_ROPE,
+    ),
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": SOME_LAYERS,
@@ -123,10 +139,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
         },
     },
-    "bailing_hybrid": _WHOLE_ROPE,
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "deepseek_v32": _WHOLE_ROPE,
-    "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1},
+    "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note": {"text_config": _DOTS3, "vision_config": _TO_WIDTH, "audio_config": _TO_WIDTH},
     "dots3_note_text": _DOTS3,
     "gemma4": {"text_config": _GEMMA4},
@@ -134,16 +148,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": _GEMMA4},
     "gemma4_unified_assistant": {"text_config": _GEMMA4},
     "gemma4_unified_text": _GEMMA4,
-    "glm4_moe_lite": _WHOLE_ROPE,
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "num_hidden_layers": SOME_LAYERS,
     },
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": SOME_LAYERS},
     "mamba2": {"num_heads": 8},
-    "minicpm3": _WHOLE_ROPE,
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}},
@@ -152,6 +165,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _QWEN4,
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 2 * _WIDTH, "attention_head_dim": 2 * _WIDTH // _HEADS},
     "zamba2": {"attention_hidden_size": 2 * _WIDTH, "attention_head_dim": 2 * _WIDTH // _HEADS},
 }

@@ -34,7 +34,7 @@ CHUNKED = "chunked_attention"
 # Arguments that models pass to an attention function and that tree attention may ignore.
 UNDERSTOOD = {
     "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "is_causal",
-    "layer_idx", "cache_position",
+    "layer_idx", "cache_position", "logits_to_keep",
 }  # fmt: skip
 # A mask depends on three facts about a layer: its sliding window, the size of its chunks, and its number of query heads
 # for each key/value head.

@@ -255,7 +255,7 @@ def _make_causal(
     """Raises UnsupportedArchitecture for a configuration in which something that tree attention needs is missing."""
     try:
         return CausalModel(model, known.max_length, known.eos, attention, layers)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         name = type(model).__name__
         raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {one_line(error)}") from error
 

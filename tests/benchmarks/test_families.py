@@ -54,7 +54,8 @@ def test_a_family(family: str, decoding: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_does_what_the_page_says(family: str) -> None:
     found, listed = families.try_family(family, 300, is_quick=True), read_results(PAGE)[family]
-    assert found.decoding == listed.decoding, found
+    assert found.decoding not in ("wrong", "crash"), found
+    assert listed.decoding in (found.decoding, "untried"), found
 
 
 def test_a_process_that_crashes_or_hangs_ends_alone() -> None:
