@@ -156,6 +156,7 @@ def with_first_layers(config: PreTrainedConfig, num_layers: int, role: str) -> P
         fix = f"give from 1 to {whole - 1}" if whole > 1 else f"give another model by {role}.path"
         raise ValueError(f"{role}.layers={num_layers} must be fewer than the model's own, and it has {whole}; {fix}")
     text.num_hidden_layers = num_layers
-    if isinstance(kinds := getattr(text, "layer_types", None), list):
+    kinds = getattr(text, "layer_types", None)
+    if isinstance(kinds, list) and len(kinds) > num_layers:  # some configurations derive the types from the number
         text.layer_types = kinds[:num_layers]
     return shorter
