@@ -177,6 +177,7 @@ def with_first_layers(config: PreTrainedConfig, num_layers: int, role: str) -> P
             f"so its first layers are no model; give another model by {role}.path"
         )
     text.num_hidden_layers = num_layers
-    if isinstance(kinds := getattr(text, "layer_types", None), list):
+    kinds = getattr(text, "layer_types", None)
+    if isinstance(kinds, list) and len(kinds) > num_layers:  # some configurations derive the types from the number
         text.layer_types = kinds[:num_layers]
     return shorter
