@@ -18,6 +18,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from lp import Auto, Autoregressive, DraftModel, Engine, Lookahead, PromptLookup, Sampling, SecondModel, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
+from lp.model.quantization.experts import unpack_experts
+from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.platform.build import find_compiler
 from lp.request import DecodingMethod
@@ -41,7 +43,11 @@ def read(folder: Path, **settings: Any) -> torch.nn.Module:
 
 def unpacked(weight: Tensor) -> Tensor:
     """float32: the numbers of a parameter."""
-    return torch.cat([*weight.quantized.dequantized()]) if isinstance(weight, QuantizedParameter) else weight
+    if not isinstance(weight, QuantizedParameter):
+        return weight
+    if isinstance(weight.quantized, QuantizedExperts):
+        return unpack_experts(weight.quantized, weight.is_transposed, torch.device("cpu"))
+    return torch.cat([*weight.quantized.dequantized()])
 
 
 def tokens(engine: Engine, how: DecodingMethod) -> list[int]:

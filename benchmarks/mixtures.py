@@ -1,0 +1,181 @@
+"""Measures what further rows cost a mixture of experts, beside a dense model of as many active numbers.
+
+    python -m benchmarks.mixtures --dtypes float32 bfloat16
+
+Weights are random. Each further row of a step is sent to experts of its own, whose weights must be read, so a step of
+many rows takes longer than that of a dense model. The table has the milliseconds of a step by its rows, those that
+`auto` knows after it has decoded some texts, how many experts of a layer are read by the rows with which step times are
+measured at start, and by as many tokens of a text, and the speed of `auto` against plain decoding: of greedy texts, and
+of texts at temperature 1, which nothing can guess.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, add_up, take_turns
+from benchmarks.shared.filled_cache import fill_cache
+from benchmarks.shared.inputs import encode, read_prompts
+from benchmarks.shared.methods import by_engine, timed
+from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.random_weights import write_model
+from benchmarks.shared.report import markdown_table, publish
+from benchmarks.shared.shapes import make_config
+from benchmarks.steps.step_curve import TIMED, make_tree, time_forwards
+from lp import Auto, Autoregressive, Engine
+from lp.model.checkpoint import DTYPES
+from lp.request import DecodingMethod
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+}  # fmt: skip
+EXPERT: dict[str, Any] = {"model_type": "qwen3_moe", "moe_intermediate_size": 192, "num_experts_per_tok": 4}
+SHAPES: dict[str, dict[str, Any]] = {
+    "128 experts, 4 active": {**SIZES, **EXPERT, "intermediate_size": 768, "num_experts": 128},
+    "32 experts, 4 active": {**SIZES, **EXPERT, "intermediate_size": 768, "num_experts": 32},
+    "dense": {**SIZES, "model_type": "qwen3", "intermediate_size": 768},
+}
+AUTO, EMBEDDING = "auto", "model.embed_tokens.weight"
+METHODS: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), AUTO: Auto()}
+TEMPERATURES = (0.0, 1.0)
+CACHED, ROUNDS = 256, 3
+# New tokens of the first texts, which are not counted.
+WARM_UP = 32
+
+
+@dataclass
+class Found:
+    """What was measured of one model.
+
+    step_ms, known_ms: by the number of rows. probe_experts, text_experts: the mean of the layers, by the number of
+    rows. gains: of auto against plain decoding, by the temperature.
+    """
+
+    shape: str
+    dtype: str
+    step_ms: dict[int, float]
+    known_ms: dict[int, float]
+    probe_experts: dict[int, float]
+    text_experts: dict[int, float]
+    gains: dict[float, float]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    found = [measure(shape, dtype, arguments) for dtype in arguments.dtypes for shape in arguments.shapes]
+    title = "What further rows cost mixtures of experts"
+    publish(arguments.output, "mixtures", title, describe(found, arguments.rows), {"found": list(map(asdict, found))})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="default all")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES, help="default both")
+    rows = [1, 2, 4, 8, 16, 32, 64]
+    parser.add_argument("--rows", type=ascending_numbers, default=rows, metavar="R,R,...", help="default 1,2,4,...,64")
+    parser.add_argument("--limit", type=int, default=6, help="texts at each temperature (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="for each text (default %(default)s)")
+    add_threads(parser)
+    add_output(parser)
+    return parse(parser)
+
+
+def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        write_model(folder, make_config(SHAPES[shape]), DTYPES[dtype], seed=0)
+        spread_tokens(folder)
+        engine = Engine.from_pretrained(str(folder), dtype, "cpu", compile="on")
+        model = engine.checkpoint.model
+        cache = fill_cache(model, CACHED, arguments.rows[-1])
+        readings = [{rows: time_forwards(model, cache, rows, TIMED) for rows in arguments.rows} for _ in range(ROUNDS)]
+        step_ms = {rows: 1000 * median(second for one in readings for second in one[rows]) for rows in arguments.rows}
+        prompts = encode(engine, read_prompts(None, arguments.limit), arguments.max_new_tokens)
+        gains = {temperature: gain(engine, prompts, temperature, arguments) for temperature in TEMPERATURES}
+        assert engine.learner is not None
+        known_ms = {rows: 1000 * engine.learner.times.at(rows) for rows in arguments.rows}
+        text = [token for prompt in prompts for token in prompt][: arguments.rows[-1]]
+        probe = make_tree(model, arguments.rows[-1]).tokens.tolist()
+        del engine, model, cache
+        probed, read = (count_experts(folder, shape, tokens, arguments.rows) for tokens in (probe, text))
+        return Found(shape, dtype, step_ms, known_ms, probed, read, gains)
+
+
+def spread_tokens(folder: Path) -> None:
+    """Makes the numbers of embeddings about 1: small ones would drown in what all rows of a text have in common, and
+    all rows would be sent to the same experts.
+    """
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    file = folder / index["weight_map"][EMBEDDING]
+    tensors = load_file(file)
+    tensors[EMBEDDING] *= SIZES["hidden_size"] ** 0.5
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def gain(engine: Engine, prompts: list[list[int]], temperature: float, arguments: argparse.Namespace) -> float:
+    """The speed of auto, as a multiple of plain decoding's."""
+
+    def methods(num_tokens: int) -> dict[str, Any]:
+        return {name: timed(by_engine(engine, one, temperature, num_tokens)) for name, one in METHODS.items()}
+
+    take_turns(methods(WARM_UP), prompts[:1])
+    texts = take_turns(methods(arguments.max_new_tokens), prompts)
+    totals = {name: add_up(own, texts[AUTOREGRESSIVE]) for name, own in texts.items()}
+    return totals[AUTO].tokens_per_s / totals[AUTOREGRESSIVE].tokens_per_s
+
+
+@torch.inference_mode()
+def count_experts(folder: Path, shape: str, tokens: list[int], rows: list[int]) -> dict[int, float]:
+    """The experts of a layer to which the first tokens are sent, by the number of these; none in a dense model."""
+    if "num_experts" not in SHAPES[shape]:
+        return {}
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    routed: tuple[Tensor, ...] = model(torch.tensor([tokens]), output_router_logits=True).router_logits
+    chosen = [layer.topk(EXPERT["num_experts_per_tok"]).indices for layer in routed]
+    return {count: sum(len(one[:count].unique()) for one in chosen) / len(chosen) for count in rows}
+
+
+def describe(found: list[Found], rows: list[int]) -> str:
+    steps = markdown_table(
+        ["model", "", *(f"{count} rows" for count in rows)],
+        [
+            line
+            for one in found
+            for line in (
+                [f"{one.shape}, {one.dtype}", "ms of a step", *(f"{one.step_ms[count]:.1f}" for count in rows)],
+                ["", "of a plain step", *(f"{one.step_ms[count] / one.step_ms[rows[0]]:.2f}" for count in rows)],
+                ["", "ms that auto knows", *(f"{one.known_ms[count]:.1f}" for count in rows)],
+            )
+        ],
+        num_text=2,
+    )
+    experts = markdown_table(
+        ["model", "experts of a layer that are read", *(f"{count} rows" for count in rows)],
+        [
+            [f"{one.shape}, {one.dtype}", name, *(f"{counts[count]:.1f}" for count in rows)]
+            for one in found
+            for name, counts in (("measured at start", one.probe_experts), ("tokens of a text", one.text_experts))
+            if counts
+        ],
+        num_text=2,
+    )
+    gains = markdown_table(
+        ["model", *(f"auto / plain, temperature {temperature:g}" for temperature in TEMPERATURES)],
+        [[f"{one.shape}, {one.dtype}", *(f"{one.gains[at]:.3f}" for at in TEMPERATURES)] for one in found],
+    )
+    return "\n\n".join([steps, experts, gains])
+
+
+if __name__ == "__main__":
+    main()
