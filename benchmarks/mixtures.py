@@ -1,4 +1,4 @@
-"""Measures what further rows cost a mixture of experts, beside a dense model of as many active numbers.
+"""Measures what further rows cost a mixture of experts, beside a dense model of its active size.
 
     python -m benchmarks.mixtures --dtypes float32 bfloat16
 
