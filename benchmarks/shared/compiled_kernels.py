@@ -317,7 +317,7 @@ def _others(dtype: torch.dtype) -> Iterator[Variant]:
         "slots": f"*{TYPES[dtype]}", "moves": "*i64", "move_starts": "*i64", "layer_stride": "i64",
         "token_stride": "i32", "most_moves": "i32",
     }  # fmt: skip
-    merged = {"HEADS": 32, "HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": 64}
+    merged = {"HEADS": 32, "VALUE_DIM": 128, "BLOCK_V": 128, "SPLITS": 64}
     yield Variant("moves of keys and values", triton_kernels.move, slots, {"BLOCK": 1024}, 4, 2)
     yield Variant("merge of splits", attention_kernels.merge, types, merged, 2, 2, ALL_REGISTERS)
     yield Variant("paths of rows", invariant_kernels.lay_paths, types, {"BLOCK": 64}, 4, 2)

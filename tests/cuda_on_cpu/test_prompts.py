@@ -155,7 +155,7 @@ def test_the_benchmark_says_which_functions_ran(triton: None, flash_attn: Any) -
 def test_what_cannot_be_used_is_not_tried(triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, dtype, why in (
         (PLAIN, torch.float32, "float16 or"),
-        (PLAIN._replace(head_dim=12), HALF, "multiple of 8"),
+        (PLAIN._replace(head_dim=12, value_dim=12), HALF, "multiple of 8"),
     ):
         *tried, own = try_kernels(kind, dtype, GPU)
         assert why in tried[-1].obstacle and not any(one.is_broken for one in tried) and own.seconds is None

@@ -19,7 +19,7 @@ from lp.model.cpu.binding import Bound, BoundInstruction
 from lp.model.cpu.collectives import Collectives
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
-from lp.model.cpu.source import ATTENTION, BYTES_SENT, REDUCE
+from lp.model.cpu.source import ATTENTION, BYTES_SENT, LAYER, REDUCE
 from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.program.group import RankGroup, all_gather, all_reduce
 from lp.model.program.steps import Program, Value
@@ -182,7 +182,7 @@ class NativeForward(FastForward):
         for number, one in enumerate(self._instructions):
             if one.kind == ATTENTION:
                 yield begin, number, layer
-                place = one.arguments[-1]
+                place = one.arguments[LAYER]
                 assert isinstance(place, int)
                 begin, layer = number, layers[place]
         yield begin, len(self._instructions), layer

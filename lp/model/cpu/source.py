@@ -34,6 +34,8 @@ from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
 FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS = range(8)
 REDUCE, GATHER = range(2)
+# The place of the layer among the arguments of an attention.
+LAYER = 4
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
