@@ -26,6 +26,6 @@ def engines(
     parallel = ParallelSettings(exchange=ExchangeKind.gloo, timeout_s=60)
     store = open_store(mesh, parallel.timeout_s)
     for axes in modes:
-        place = MeshTopology(parallel, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(str(axes), store))
+        place = MeshTopology(parallel, Mesh(axes, mesh.rank, mesh.num_ranks), PrefixStore(f"{folder} {axes}", store))
         yield Engine.assemble(EngineSettings(model, **settings), place)
         place.close()
