@@ -135,8 +135,8 @@ class Lowering:
             self.program.steps.append(Map(self._known.part(target, row), sizes, "{0}", inputs))
             return
         dim, places, value = how
-        is_number = not isinstance(value, Tensor) and value > 0
-        if "zeros" not in made.name or dim % target.dim() != target.dim() - 1 or not is_number:
+        is_last = dim % target.dim() == target.dim() - 1
+        if "zeros" not in made.name or not is_last or isinstance(value, Tensor) or value <= 0:
             raise Inexpressible("scatter_ of other than one number above 0 over zeros")
         row = self._known.row_of([places], target.dim())
         self._begin(made.outputs[0], target.stride(row))
