@@ -15,7 +15,6 @@ from benchmarks.families.checkpoints import FAMILIES, SIZES, make_config
 from benchmarks.families.processes import ProcessEnded, call_in_processes
 from benchmarks.families.table import KINDS, PAGE, read_results, write_results
 
-
 # Of so many families one is tried; `python -m benchmarks.families` tries all, in half an hour.
 SHARE = 9
 
