@@ -95,6 +95,7 @@ _TO_WIDTH = {"adapter_in_dim": _WIDTH, "adapter_input_size": _WIDTH, "adapter_ou
 _WHOLE_ROPE = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
 }
+_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
 _DOTS3 = {
     "num_key_value_heads": _HEADS,
     "swa_num_attention_heads": _HEADS,
@@ -159,7 +160,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
-    "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}},
+    "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}, "text_config": _SECTIONS},
     "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},
     "qwen4_exp": {"text_config": _QWEN4},
     "qwen4_exp_text": _QWEN4,

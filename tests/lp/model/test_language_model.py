@@ -17,7 +17,7 @@ from lp.model.quantization.quantize import Weights
 from tests.models import generate_greedily
 from tests.slow import slow_except
 
-FAMILIES = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4"]
+FAMILIES = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3"]
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
 NUM_TOKENS = 16
 
