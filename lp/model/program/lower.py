@@ -318,7 +318,7 @@ class Lowering:
             raise Inexpressible("a choice other than of the largest of the last dimension")
         source, view = self._known.find(tensor)
         size, num_pieces = tensor.shape[-1], tensor.shape[1] if tensor.dim() == 3 else 1
-        are_adjacent = view.strides[-1] == 1 and (num_pieces == 1 or view.strides[1] == size)
+        are_adjacent = (size == 1 or view.strides[-1] == 1) and (num_pieces == 1 or view.strides[1] == size)
         if tensor.dim() > 3 or view.row != 0 or not are_adjacent:
             raise Inexpressible("a choice among numbers that do not lie side by side")
         out = self._known.fresh(values, 0), self._known.fresh(places, 0)
