@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def load_pairs(pairs, begins, ends, tile, BLOCK_M: tl.constexpr):
+    """Returns the pairs of a tile, and which of them there are, [M] each."""
+    at = tl.load(begins + tile) + tl.arange(0, BLOCK_M)
+    is_pair = at < tl.load(ends + tile)
+    return tl.load(pairs + at, mask=is_pair, other=0), is_pair
+
+
+@triton.jit
 def multiply_experts(
     x, weight, bias, out, pairs, expert_of, begins, ends, row_stride, choice_stride, expert_stride, input_stride,
     output_stride, C: tl.constexpr, E: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -21,9 +29,7 @@ def multiply_experts(
     tile = tl.program_id(0)
     expert = tl.load(expert_of + tile)
     if expert < E:
-        at = tl.load(begins + tile) + tl.arange(0, BLOCK_M)
-        is_pair = at < tl.load(ends + tile)
-        pair = tl.load(pairs + at, mask=is_pair, other=0)
+        pair, is_pair = load_pairs(pairs, begins, ends, tile, BLOCK_M)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         is_output = n < N

@@ -8,6 +8,8 @@ R rows, K inputs, N outputs, S shares of the inputs
 import triton
 import triton.language as tl
 
+from lp.model.gpu.expert_kernels import load_pairs
+
 # KIND, how the value of a code is found: an integer, a floating-point number of few bits, or an entry of a table.
 INTEGER, FLOAT, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # The bits of 2 ** 23 in float32, whose last bits are those of a small integer that is added to it.
@@ -94,6 +96,34 @@ def _load_codes(
     return first, second
 
 
+@triton.jit
+def _add_block(
+    sums, rows, is_row, block, num_groups, codes, upper, scales, steps, minima, minimum_steps, codebook, n, is_output,
+    plane_stride, MAY_BE_ODD: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
+    FACTOR: tl.constexpr, SHIFT: tl.constexpr, SPAN: tl.constexpr, STEP_GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_MINIMUM_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Adds the products of a block of 64 inputs to `sums` [n, M]. rows: pointers [M, 32] to their first inputs."""
+    number = rows.dtype.element_ty
+    first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS, MAY_BE_ODD)
+    weight = _decode(
+        first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
+        BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+    )  # fmt: skip
+    of_rows = tl.load(rows + block * 64, mask=is_row[:, None], other=0.0)
+    sums = tl.dot(weight.to(number), tl.trans(of_rows), sums, input_precision="ieee")
+    is_there, is_number = is_output, is_row
+    if MAY_BE_ODD:
+        is_there = is_there & (block * 2 + 1 < num_groups)
+        is_number = is_number & (block * 2 + 1 < num_groups)
+    weight = _decode(
+        second, upper, scales, steps, minima, minimum_steps, codebook, n, is_there, block * 2 + 1, plane_stride,
+        BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+    )  # fmt: skip
+    of_rows = tl.load(rows + block * 64 + 32, mask=is_number[:, None], other=0.0)
+    return tl.dot(weight.to(number), tl.trans(of_rows), sums, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["num_rows", "has_bias"])
 def multiply_packed(
     x, codes, upper, scales, steps, minima, minimum_steps, codebook, bias, out, parts, counters, num_rows, num_inputs,
@@ -119,24 +149,11 @@ def multiply_packed(
     last = tl.minimum((split + 1) * num_blocks, (num_groups + 1) // 2)
     for begin in range(split * num_blocks, last, UNROLL):
         for number in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
-            block = begin + number
-            first, second = _load_codes(codes, n, is_output, block, num_groups, plane_stride, BITS, UNROLL == 1)
-            weight = _decode(
-                first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
-                BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            sums = _add_block(
+                sums, rows, is_row, begin + number, num_groups, codes, upper, scales, steps, minima, minimum_steps,
+                codebook, n, is_output, plane_stride, UNROLL == 1, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP,
+                HAS_MINIMA, HAS_MINIMUM_STEPS,
             )  # fmt: skip
-            of_rows = tl.load(rows + block * 64, mask=is_row[:, None], other=0.0)
-            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
-            is_there, is_number = is_output, is_row
-            if UNROLL == 1:  # the last block may have one group
-                is_there = is_there & (block * 2 + 1 < num_groups)
-                is_number = is_number & (block * 2 + 1 < num_groups)
-            weight = _decode(
-                second, upper, scales, steps, minima, minimum_steps, codebook, n, is_there, block * 2 + 1,
-                plane_stride, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
-            )  # fmt: skip
-            of_rows = tl.load(rows + block * 64 + 32, mask=is_number[:, None], other=0.0)
-            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
     is_last = True
     if num_splits > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + column
@@ -171,30 +188,18 @@ def multiply_packed_experts(
     tile = tl.program_id(0)
     expert = tl.load(expert_of + tile)
     if expert < E:
-        at = tl.load(begins + tile) + tl.arange(0, BLOCK_M)
-        is_pair = at < tl.load(ends + tile)
-        pair = tl.load(pairs + at, mask=is_pair, other=0)
+        pair, is_pair = load_pairs(pairs, begins, ends, tile, BLOCK_M)
         own = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output, n = own < N, expert * N + own
         k = tl.arange(0, 32)
         rows = x + ((pair // C) * row_stride + (pair % C) * choice_stride)[:, None] + k[None, :]
         sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
         for block in range(0, (K // 32 + 1) // 2):
-            first, second = _load_codes(codes, n, is_output, block, K // 32, plane_stride, BITS)
-            weight = _decode(
-                first, upper, scales, steps, minima, minimum_steps, codebook, n, is_output, block * 2, plane_stride,
-                BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            sums = _add_block(
+                sums, rows, is_pair, block, K // 32, codes, upper, scales, steps, minima, minimum_steps, codebook, n,
+                is_output, plane_stride, K % 64 != 0, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA,
+                HAS_MINIMUM_STEPS,
             )  # fmt: skip
-            of_rows = tl.load(rows + block * 64, mask=is_pair[:, None], other=0.0)
-            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
-            is_there = is_output & (block * 2 + 1 < K // 32)
-            weight = _decode(
-                second, upper, scales, steps, minima, minimum_steps, codebook, n, is_there, block * 2 + 1,
-                plane_stride, BITS, KIND, ZERO, FACTOR, SHIFT, SPAN, STEP_GROUP, HAS_MINIMA, HAS_MINIMUM_STEPS,
-            )  # fmt: skip
-            is_number = is_pair & (block * 2 + 1 < K // 32)
-            of_rows = tl.load(rows + block * 64 + 32, mask=is_number[:, None], other=0.0)
-            sums = tl.dot(weight.to(x.dtype.element_ty), tl.trans(of_rows), sums, input_precision="ieee")
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
         tl.store(out + pair[None, :] * N + own[:, None], sums, mask=is_pair[None, :] & is_output[:, None])
