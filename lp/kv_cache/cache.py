@@ -222,7 +222,7 @@ class RowsOnly(Cache):
         return self.num_layers
 
     def get_seq_length(self, layer_idx: int | None = None) -> int | Offset:
-        """Of a layer it is what makes the rows' positions of their numbers, as positions follow from no length."""
+        """Returns 0, or for a layer what turns the numbers of rows into their positions, which no length does."""
         return 0 if layer_idx is None else Offset(self.positions)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -310,6 +310,14 @@ class KVMemory(ABC):
         for cache in too_large:
             cache.shrink(self._needed[id(cache)])
         return bool(too_large)
+
+    def _free_pages(self, num_pages: int, cache: KVCache) -> None:
+        """Evicts caches until a cache of the step at hand can have so many pages, then has the step's caches shrink."""
+        others = [one for one in self._caches() if one is not cache]
+        while (is_full := num_pages + sum(one.num_pages for one in others) > self.num_pages) and self._evict_one():
+            pass
+        if is_full:
+            self._shrink_step()
 
     def _num_state_bytes(self) -> int:
         if not self.keeps_states:

@@ -229,10 +229,7 @@ class ContiguousMemory(KVMemory):
         others = [one for one in self._caches() if one is not cache]
         if wanted + sum(max(one.num_pages, self._needed.get(id(one), 0)) for one in others) <= self.num_pages:
             return wanted
-        while needed + sum(one.num_pages for one in others) > self.num_pages and self._evict_one():
-            pass
-        if needed + sum(one.num_pages for one in others) > self.num_pages:
-            self._shrink_step()
+        self._free_pages(needed, cache)
         return needed
 
     def _make_room(self, cache: KVCache, num_tokens: int) -> None:

@@ -147,7 +147,7 @@ class RecurrentStates:
 
 
 def copied_length(length: int, num_computed: int, mark: int) -> int:
-    """Of how many first tokens another sequence gets the states, where `length` of them are wanted.
+    """Returns the number of first tokens whose states another sequence gets, where `length` are wanted.
 
     It follows from numbers of tokens alone: of those that are computed of a sequence with this mark. A cache may have
     less, as it may have lost its states for a while.

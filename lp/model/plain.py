@@ -131,13 +131,8 @@ class PlainMemory(KVMemory):
 
     def _make_room(self, cache: KVCache, num_tokens: int) -> None:
         assert isinstance(cache, PlainCache)
-        needed = pages_of(num_tokens)
-        others = [one for one in self._caches() if one is not cache]
-        while needed + sum(one.num_pages for one in others) > self.num_pages and self._evict_one(cache):
-            pass
-        if needed + sum(one.num_pages for one in others) > self.num_pages:
-            self._shrink_step()
-        cache.grow(needed)
+        self._free_pages(pages_of(num_tokens), cache)
+        cache.grow(pages_of(num_tokens))
 
 
 class PlainModel(CausalModel):
