@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_by_category
+from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_as_json, totals_by_category
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals, take_turns
 from benchmarks.shared.inputs import encode, find_model, load_engine
 from benchmarks.shared.methods import by_engine, timed
@@ -53,13 +52,7 @@ def main() -> None:
         f"auto_gain-{name}-{arguments.dtype}{stored}",
         f"Whether `auto` is ever slower than plain decoding: {name}, {arguments.dtype}",
         describe(asked, found, arguments),
-        {
-            f"{temperature:g}": [
-                {category: {method: asdict(total) for method, total in own.items()} for category, own in one.items()}
-                for one in rounds
-            ]
-            for temperature, rounds in found.items()
-        },
+        {f"{temperature:g}": totals_as_json(rounds) for temperature, rounds in found.items()},
     )
 
 

@@ -17,12 +17,11 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_by_category
+from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_as_json, totals_by_category
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals, take_turns
 from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.methods import DecodePrompt, by_engine, sampling_at, timed
@@ -73,10 +72,7 @@ def main() -> None:
         {
             "relative_cost": copy.relative_cost,
             "relative_row_cost": copy.relative_row_cost,
-            "totals": [
-                {category: {method: asdict(total) for method, total in own.items()} for category, own in one.items()}
-                for one in found
-            ],
+            "totals": totals_as_json(found),
             "acceptance": rights,
         },
     )

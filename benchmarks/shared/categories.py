@@ -7,7 +7,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +132,11 @@ def totals_by_category(
     categories = dict.fromkeys(one.category for one in asked)
     found = {name: of([n for n, one in enumerate(asked) if one.category == name]) for name in categories}
     return {**found, ALL: of(range(len(asked)))}
+
+
+def totals_as_json(rounds: Sequence[Mapping[str, Mapping[str, MethodTotals]]]) -> list[dict[str, Any]]:
+    """Returns what `totals_by_category` has found in each round as JSON values."""
+    return [
+        {category: {method: asdict(total) for method, total in own.items()} for category, own in one.items()}
+        for one in rounds
+    ]

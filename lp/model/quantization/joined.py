@@ -63,9 +63,9 @@ class JoinedWeight(QuantizedWeight):
 
 
 class QuantizedExperts(JoinedWeight):
-    """The weights of all experts of a layer, which have one shape. experts: of each of them, [N, K]."""
+    """The weights of all experts of a layer, which have one shape."""
 
-    def __init__(self, experts: Sequence[QuantizedWeight]):
-        """Raises ValueError for weights of several formats."""
-        super().__init__(experts)
-        self.experts = experts
+    @property
+    def experts(self) -> Sequence[QuantizedWeight]:
+        """The weight [N, K] of each expert."""
+        return self.parts
