@@ -48,11 +48,11 @@ def modes(known: CheckpointInfo) -> Finding:
     if known.plain:
         return Finding(SECTION, "modes", "parallel=single alone", {"lp": False, "tp": [], "pp": []})
     found = {axis: [degree for degree in DEGREES if _can_split(known, axis, degree)] for axis in ("tp", "pp")}
-    told = [
+    texts = [
         f"{axis} over {', '.join(map(str, degrees))} ranks" if degrees else f"no {axis}"
         for axis, degrees in found.items()
     ]
-    return Finding(SECTION, "modes", f"lp, dp, {', '.join(told)}", {"lp": True, **found})
+    return Finding(SECTION, "modes", f"lp, dp, {', '.join(texts)}", {"lp": True, **found})
 
 
 def _can_split(known: CheckpointInfo, axis: str, degree: int) -> bool:

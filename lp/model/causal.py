@@ -103,7 +103,7 @@ class CausalModel:
 
     @property
     def state_bytes(self) -> int:
-        """Of one state in all recurrent layers that are held here."""
+        """The bytes of one state of each recurrent layer that is held here."""
         like = torch.empty(0, dtype=self.dtype)
         states = [layer.begin(like) for layer in self.recurrent_layers]
         return sum(part.numel() * part.element_size() for state in states for part in state)

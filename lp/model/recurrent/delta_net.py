@@ -81,7 +81,7 @@ class GatedDeltaNet(RecurrentLayer):
 
 
 class InterleavedDeltaNet(GatedDeltaNet):
-    """With projections whose outputs are grouped by heads of keys, as in Qwen3-Next."""
+    """A layer whose projections group their outputs by heads of keys, as in Qwen3-Next."""
 
     def project(self, hidden: Tensor) -> Projected:
         mixer = self.mixer
@@ -93,7 +93,7 @@ class InterleavedDeltaNet(GatedDeltaNet):
 
 
 class SeparateDeltaNet(GatedDeltaNet):
-    """With a projection for each input, as in OLMo Hybrid."""
+    """A layer that has a projection for each input, as in OLMo Hybrid."""
 
     def project(self, hidden: Tensor) -> Projected:
         mixer = self.mixer

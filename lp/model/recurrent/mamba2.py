@@ -57,7 +57,7 @@ class Mamba2(RecurrentLayer):
 
 
 class ScaledMamba2(Mamba2):
-    """With factors before and after the projection, and a norm that may be left out, as in Falcon-H1."""
+    """A layer that has factors before and after the projection, and may have no norm, as in Falcon-H1."""
 
     def project(self, hidden: Tensor) -> Tensor:
         return self.mixer.in_proj(hidden * self.mixer.ssm_in_multiplier) * self.mixer.mup_vector[0]

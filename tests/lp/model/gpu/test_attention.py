@@ -60,7 +60,7 @@ class Shape:
         return Attention(Value(num_queries * value_dim), query, 0, how, *sizes, sinks)
 
     def sinks(self) -> Tensor:
-        """For each query head a number of its own."""
+        """Returns a number of its own for each query head."""
         return torch.linspace(-2, 3, self.heads * self.groups)
 
 

@@ -120,7 +120,7 @@ def test_native_code_gives_the_logits_of_weights_that_are_quantised_when_read(
 def test_a_row_does_not_depend_on_the_others(
     kind: str, architecture: str, dtype: str, tmp_path: Path, kept: Path
 ) -> None:
-    """To the last bit, however many rows an expert gets."""
+    """A row's logits are the same to the last bit, however many rows an expert gets."""
     _, native = load_both(write(tmp_path, kind, architecture)[0], dtype, kept)
     text = np.random.default_rng(1).integers(2, VOCAB_SIZE, 150).tolist()
 
