@@ -22,5 +22,5 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
     "large": ("llama", {"head_dim": 256}),
     # Values that are smaller than keys.
-    "latent": ("deepseek_v3", {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}),
+    "latent": ("deepseek_v3", {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "first_k_dense_replace": 99}),
 }
