@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from parallel.comm.base import IsOver, never
 from parallel.comm.peers import LIVENESS_S, find_missing_ranks, wait_for
+from parallel.comm.threads import start_thread
 from parallel.errors import EpochOver, RankLost, name_ranks
 
 _LEAVING_S = 5.0  # how long a rank waits for NCCL to end, which it may not do beside a rank that is lost
@@ -130,9 +131,7 @@ class GuardedGroup:
         leaving = Leaving(self._group, self._unsent, is_aborted and self.is_on_gpu)
         self._group, self._unsent = None, deque()
         self._end_watch()
-        thread = threading.Thread(target=leaving.run, daemon=True)
-        thread.start()
-        thread.join(wait_s)
+        start_thread(leaving.run).join(wait_s)
 
     def _leave(self) -> None:
         if self._group is not None and self.is_on_gpu:
@@ -232,7 +231,7 @@ class GuardedGroup:
     def _in_thread(self, make: Callable[[], _Result]) -> _Result:
         """Returns what `make` returns, unless the epoch is over first, or it takes too long."""
         made: Future[_Result] = Future()
-        threading.Thread(target=_fulfil, args=(made, make), daemon=True).start()
+        start_thread(_fulfil, made, make)
         limit_s = self.timeout_s + LAST_RESORT_S
         try:
             wait_for(made.done, self._check_epoch, limit_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -18,6 +17,7 @@ import psutil
 from torch.distributed import Store
 
 from parallel.comm.base import IsOver
+from parallel.comm.threads import start_thread
 from parallel.errors import EpochOver, RankLost, name_ranks
 
 NUM_SPINS = 500  # some tens of microseconds: ranks that finish a step together meet within that time
@@ -132,9 +132,7 @@ def find_missing_ranks(store: Store, rank: int, num_ranks: int) -> tuple[int, ..
     """
     present: set[int] = set()
     # In a thread, because calls to a Store whose host is stopped never return.
-    caller = threading.Thread(target=_call_roll, args=(store, rank, num_ranks, present), daemon=True)
-    caller.start()
-    caller.join(ROLL_CALL_S + _STORE_ANSWER_S)
+    start_thread(_call_roll, store, rank, num_ranks, present).join(ROLL_CALL_S + _STORE_ANSWER_S)
     seen = set(present)
     return tuple(sorted(set(range(num_ranks)) - seen)) if seen else (0,)
 
