@@ -28,11 +28,12 @@ class Sharing:
 
     copy_cost: what it costs to copy what a replica lacks from another one. is_shared: whether all trees are shared, or
     each is computed by one replica; None decides by step times. owners: with parallel.mode=dp, the replica that
-    computes all of a sequence; None otherwise.
+    computes all of a sequence; None otherwise. drafts_ahead: whether one replica computes all trees, while the others
+    draft ahead of them.
     """
 
-    def __init__(self, copy_cost: CopyCost = NO_COPIES, is_dp: bool = False):
-        self.copy_cost = copy_cost
+    def __init__(self, copy_cost: CopyCost = NO_COPIES, is_dp: bool = False, drafts_ahead: bool = False):
+        self.copy_cost, self.drafts_ahead = copy_cost, drafts_ahead
         self.is_shared: bool | None = None
         self.owners: dict[str, int] | None = {} if is_dp else None
         self._times: StepTimes | None = None
@@ -55,6 +56,10 @@ class Sharing:
         """The shares of each step. numbers: for each, how many of its first tokens each replica has computed."""
         if self.owners is not None:
             return [self._owned(step, known, self.owners) for step, known in zip(steps, numbers, strict=True)]
+        if self.drafts_ahead:
+            totals = [sum(of_replica) for of_replica in zip(*numbers, strict=True)]
+            verifier = totals.index(max(totals))
+            return [self._share_ahead(step, known, verifier) for step, known in zip(steps, numbers, strict=True)]
         return [self._share(step, known, len(steps)) for step, known in zip(steps, numbers, strict=True)]
 
     def _owned(self, step: StepInput, known: Sequence[int], owners: dict[str, int]) -> Shares:
@@ -64,6 +69,10 @@ class Sharing:
             best = min(range(len(known)), key=lambda replica: (-known[replica], taken.count(replica)))
             owners[step.sequence.id] = best
         return Shares.whole(step, owners[step.sequence.id])
+
+    def _share_ahead(self, step: StepInput, known: Sequence[int], verifier: int) -> Shares:
+        """One replica, the same for all sequences, computes trees; prompts are computed as they are elsewhere."""
+        return Shares.whole(step, verifier) if len(step.tree) else self._share(step, known, 1)
 
     def _share(self, step: StepInput, known: Sequence[int], num_steps: int) -> Shares:
         most = max(known)

@@ -11,7 +11,7 @@ already gets no node of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lp.methods.draft_model.calibration import AGREED, ALONE, RIVALLED, Calibration
@@ -45,6 +45,9 @@ class Node:
     children: list[int] = field(default_factory=list)
     candidates: Candidates | None = None
     beside: list[int] = field(default_factory=list)
+
+    def copy(self) -> Node:
+        return replace(self, children=[*self.children], beside=[*self.beside])
 
 
 class Growth:
@@ -88,6 +91,11 @@ class Growth:
         above.children.append(len(self.nodes))
         self.nodes.append(Node(token, parent, above.depth + 1, odds))
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the second model was asked for any of it."""
+        return any(node.candidates is not None for node in self.nodes)
+
     def best(self) -> list[int]:
         """The drafts that the step may take, likeliest first; parents come before their children."""
         order = sorted(range(1, len(self.nodes)), key=lambda number: -self.nodes[number].odds)  # stable
@@ -96,7 +104,7 @@ class Growth:
     def choose(self) -> list[int]:
         """The nodes whose continuations the next round asks for; none if the tree is grown."""
         best = self.best()
-        open_nodes = [number for number in (0, *best) if self._is_open(self.nodes[number])]
+        open_nodes = [number for number in (0, *best) if self.may_ask(number)]
         if not open_nodes or (len(best) >= self.most_drafts and self.is_chain):
             return []
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
@@ -109,7 +117,9 @@ class Growth:
         node = self.nodes[number]
         return max(0.0, node.odds - sum(self.nodes[child].odds for child in node.children))
 
-    def _is_open(self, node: Node) -> bool:
+    def may_ask(self, number: int) -> bool:
+        """Whether the second model may be asked what follows a node."""
+        node = self.nodes[number]
         return node.candidates is None and node.depth < self.max_depth
 
     def _that_pay(self, open_nodes: Sequence[int], best: Sequence[int]) -> list[int]:

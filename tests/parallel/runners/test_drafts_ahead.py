@@ -1,0 +1,76 @@
+"""One rank verifies while others draft ahead of its steps: the tokens are those of a single device, in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
+from lp.model.checkpoint import ModelSettings, load
+from lp.model.quantization.quantize import Weights
+from lp.model.second_model import SecondModelExtension
+from lp.request import Completion
+from lp.runner.single_device import SingleDevice
+from parallel.build import share_steps
+from parallel.comm.channel import Channel
+from parallel.mesh import Mesh
+from tests.lp.test_lossless import make_prompt
+from tests.parallel.ranks import run_ranks
+
+METHODS = [DraftModel(), Auto(), DraftModel(depth=3, rows=10), DraftModel(depth=3, verify="rejection")]
+PROMPTS = [[7], [5, 9, 5, 9, 5], make_prompt(60)]
+STOPPING = Stopping(40, ignore_eos=True)
+GREEDY = Sampling(temperature=0.0, seed=3)
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11, logprobs=2)
+# Tokens and steps of each request.
+Found = list[tuple[list[int], int]]
+
+
+def make_engine(channel: Channel | None, folder: str, second: SecondModel) -> Engine:
+    draft = SecondModelExtension("draft", second, holds_all=True)
+    checkpoint = load(ModelSettings(folder, device="cpu"), extensions=[draft])
+    draft.relative_cost, draft.relative_row_cost = 0.2, 0.01
+    alone = SingleDevice(checkpoint.model, 16)
+    runner = share_steps(alone, channel, has_draft=True) if channel else alone
+    return Engine(checkpoint, runner, fingerprints=True)
+
+
+def decode_all(engine: Engine) -> Found:
+    """Each request alone, then all in the same steps."""
+    cases = [(prompt, decode, one) for prompt in PROMPTS for decode in METHODS for one in (GREEDY, SAMPLED)]
+    found = [
+        engine.generate(prompt, decode=decode, sampling=sampling, stopping=STOPPING)
+        for prompt, decode, sampling in cases
+    ]
+    done = {f"{number}": Completion() for number in range(len(cases))}
+    for number, (prompt, decode, sampling) in enumerate(cases):
+        own = replace(sampling, seed=number)
+        engine.add_request(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
+    while not engine.is_idle:
+        for progress in engine.step():
+            done[progress.request_id].extend(progress)
+    return [(one.token_ids, one.stats.steps) for one in (*found, *done.values())]
+
+
+def on_ranks(mesh: Mesh, channel: Channel, folder: str, second: SecondModel) -> Found:
+    return decode_all(make_engine(channel, folder, second))
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("second", [SecondModel(weights=Weights.int8)], ids=["8 bits"])
+def test_tokens_are_those_of_one_device(
+    num_ranks: int, second: SecondModel, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    folder = str(checkpoint_folder("llama"))
+    expected = decode_all(make_engine(None, folder, second))
+    found = run_ranks(on_ranks, num_ranks, folder, second, timeout_s=60)
+    print([[steps for _, steps in one] for one in (*found, expected)])
+    for one in found:
+        assert tokens_of(one) == tokens_of(expected)
+
+
+def tokens_of(found: Sequence[tuple[list[int], int]]) -> list[list[int]]:
+    return [tokens for tokens, _ in found]
