@@ -20,6 +20,7 @@ from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.model.extensions import ROUND_ROWS
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.hidden import can_give_hidden
 from lp.model.program.group import RankGroup
@@ -180,8 +181,8 @@ def time_draft_model(checkpoint: Checkpoint, runner: Runner, broadcast: Broadcas
     """Measures what a draft model costs, if there is one. All ranks call this together; broadcast: see `Topology`."""
     draft = checkpoint.extensions.get(DRAFT)
     if draft is not None and draft.model is not None:
-        costs = measure_relative_costs(runner, checkpoint.model, draft.model, broadcast)
-        draft.relative_cost, draft.relative_row_cost = costs
+        draft.relative_costs = measure_relative_costs(runner, checkpoint.model, draft.model, broadcast)
+        draft.relative_cost = draft.relative_costs[0]
 
 
 def agree_on_costs(checkpoint: Checkpoint, least: Callable[[int], int]) -> None:
@@ -189,7 +190,8 @@ def agree_on_costs(checkpoint: Checkpoint, least: Callable[[int], int]) -> None:
     for _, second in sorted(checkpoint.extensions.items()):
         if second.model is not None:
             second.relative_cost = least(max(1, round(1000 * second.relative_cost))) / 1000
-            second.relative_row_cost = least(round(1000 * second.relative_row_cost)) / 1000
+            costs = second.relative_costs or (second.relative_cost,) * len(ROUND_ROWS)
+            second.relative_costs = tuple(least(max(1, round(1000 * cost))) / 1000 for cost in costs)
 
 
 def step_times_file(request_builder: RequestBuilder, model: CausalModel, mode: Any) -> StepTimesFile:

@@ -60,7 +60,7 @@ class SecondModelExtension(Extension):
     model: CausalModel | None = None
     find_cache: FindCache | None = None
     relative_cost: float = 0.0
-    relative_row_cost: float = 0.0
+    relative_costs: tuple[float, ...] = ()
     is_ahead: bool = False
     _own: CheckpointInfo | None = None
     _references: list[Reference] = field(default_factory=list)

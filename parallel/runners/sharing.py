@@ -59,8 +59,11 @@ class Sharing:
         if self.drafts_ahead:
             totals = [sum(of_replica) for of_replica in zip(*numbers, strict=True)]
             verifier = totals.index(max(totals))
-            return [self._share_ahead(step, known, verifier) for step, known in zip(steps, numbers, strict=True)]
-        return [self._share(step, known, len(steps)) for step, known in zip(steps, numbers, strict=True)]
+            return [self._share(step, known, len(steps), verifier) for step, known in zip(steps, numbers, strict=True)]
+        return [
+            self._share(step, known, len(steps), known.index(max(known)))
+            for step, known in zip(steps, numbers, strict=True)
+        ]
 
     def _owned(self, step: StepInput, known: Sequence[int], owners: dict[str, int]) -> Shares:
         """One replica computes all steps of a sequence: the one that holds most of it, else that owns the fewest."""
@@ -70,13 +73,9 @@ class Sharing:
             owners[step.sequence.id] = best
         return Shares.whole(step, owners[step.sequence.id])
 
-    def _share_ahead(self, step: StepInput, known: Sequence[int], verifier: int) -> Shares:
-        """One replica, the same for all sequences, computes trees; prompts are computed as they are elsewhere."""
-        return Shares.whole(step, verifier) if len(step.tree) else self._share(step, known, 1)
-
-    def _share(self, step: StepInput, known: Sequence[int], num_steps: int) -> Shares:
+    def _share(self, step: StepInput, known: Sequence[int], num_steps: int, owner: int) -> Shares:
+        """owner: the replica that computes what one computes alone."""
         most = max(known)
-        owner = known.index(most)
         if self.is_shared is False or step.tree.scored is not None:
             return Shares.whole(step, owner)
         trunk = step.num_computed - most
@@ -87,7 +86,7 @@ class Sharing:
             shares = split_prefill(step, known, [one for one in taking_part if one != owner] + [owner])
         elif not len(step.tree):
             shares = Shares({}, dict.fromkeys(taking_part, step.num_computed))
-        elif self._decide(step, num_steps):
+        elif not self.drafts_ahead and self._decide(step, num_steps):
             shares = share_tree(step.tree, known, taking_part, self.copy_cost)
         else:
             shares = Shares.whole(step, owner)

@@ -82,8 +82,8 @@ class MixedDecoder(DraftedDecoder):
         depth = self._limit_depth(tokens, room, wanted)
         round_cost = 0.0 if self._grows_freely else self._text.relative_cost
         most = self.inner.profile.cost.most_rows - 1 - self._num_cells
-        row_cost = self._text.relative_row_cost
-        self._growth = growth = Growth(tokens[-1], self._calibration, depth, most, round_cost, False, row_cost)
+        costs = self._text.relative_costs
+        self._growth = growth = Growth(tokens[-1], self._calibration, depth, most, round_cost, False, costs)
         growth.adopt(*self._own_drafts())
         self._plant(growth)
         self._asking.limit(growth, len(tokens), wanted)

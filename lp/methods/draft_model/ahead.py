@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lp.methods.draft_model.calibration import WIDTH
-from lp.methods.draft_model.growth import LEAST_SHARE, MOST_AT_ONCE, Candidates, Growth
+from lp.methods.draft_model.growth import MOST_AT_ONCE, Candidates, Growth
 
 # E, the most entries that a rank sends, and the integers of one: a reference to its node, the tokens of its candidates,
 # and their priors.
@@ -27,8 +27,6 @@ ENTRY = 1 + 2 * WIDTH
 NUM_INTEGERS = MOST_ENTRIES * ENTRY
 # In place of a reference or a token: there is none.
 NOTHING = -1
-# With fewer rounds, nothing below the step's last token would be found: the first one may only find that token.
-FEWEST_ROUNDS = 2
 
 
 class GrowthAhead(Growth):
@@ -38,8 +36,8 @@ class GrowthAhead(Growth):
         """time: of the step, in plain steps. place: of this rank among the `num_places` that draft ahead of it."""
         nodes = [node.copy() for node in growth.nodes]
         most = len(nodes) + WIDTH * MOST_ENTRIES
-        super().__init__(nodes[0].token, growth.calibration, max_depth, most, growth.round_cost, False, growth.row_cost)
-        self.nodes = nodes
+        super().__init__(nodes[0].token, growth.calibration, max_depth, most, growth.round_cost, False, growth.costs)
+        self.nodes, self.pace = nodes, growth.pace
         self.entries = np.full((MOST_ENTRIES, ENTRY), NOTHING, np.int32)
         self._time, self._place, self._num_places = time, place, num_places
         self._num_shared, self._num_entries = len(nodes), 0
@@ -49,11 +47,22 @@ class GrowthAhead(Growth):
         self._references = list(range(len(nodes)))
 
     def choose(self) -> list[int]:
-        chosen = self._likeliest()[: MOST_ENTRIES - self._num_entries]
-        if self.num_rounds >= FEWEST_ROUNDS:
-            while chosen and self.spent + self._cost_of(chosen) > self._time:
-                chosen.pop()
-        return sorted(chosen)
+        open_nodes = self._likeliest()[: min(MOST_AT_ONCE, MOST_ENTRIES - self._num_entries)]
+        if not open_nodes:
+            return []
+        chosen, cost = open_nodes[:1], self._cost_of(open_nodes[:1])
+        # What a node is to gain for its cost: as much as the next round, which goes on from the likeliest one.
+        least = self.calibration.rate * self.left_open(chosen[0]) / cost
+        for number in open_nodes[1:]:
+            more = self._cost_of([*chosen, number])
+            if self.left_open(number) >= least * (more - cost):
+                chosen, cost = [*chosen, number], more
+        gained = self.calibration.rate * sum(map(self.left_open, chosen))
+        return sorted(chosen) if gained > self.pace * self._overtime(cost) else []
+
+    def _overtime(self, cost: float) -> float:
+        """By how much the step ends later because of a round, in plain steps."""
+        return max(0.0, self.spent + cost - max(self.spent, self._time))
 
     def _likeliest(self) -> list[int]:
         """The nodes that the next round may ask about, likeliest first."""
@@ -63,10 +72,7 @@ class GrowthAhead(Growth):
             open_nodes = open_nodes[self._place :: self._num_places]
         elif self._num_places > 1:
             open_nodes = [number for number in open_nodes if not self._own.isdisjoint(self.lineage(number))]
-        if not open_nodes:
-            return []
-        least = LEAST_SHARE * self.left_open(open_nodes[0])
-        return [number for number in open_nodes[:MOST_AT_ONCE] if self.left_open(number) >= least]
+        return open_nodes
 
     def took_round(self, chosen: Sequence[int]) -> None:
         super().took_round(chosen)

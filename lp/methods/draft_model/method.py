@@ -107,7 +107,7 @@ def drafted_text(request: Request, context: DecodingContext, can_be_ahead: bool,
         find_cache = None
     return DraftedText(
         second.model, request.sampling, prompt_length, context.vocab_size,
-        (second.relative_cost, second.relative_row_cost), is_drawn, find_cache, second.is_ahead and can_be_ahead,
+        (second.relative_cost, second.relative_costs), is_drawn, find_cache, second.is_ahead and can_be_ahead,
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ class ModelDecoder(DraftedDecoder):
         most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
         round_cost = 0.0 if settings.rows or self._is_chain else self._text.relative_cost
         self._growth = Growth(
-            tokens[-1], self._calibration, depth, most, round_cost, self._is_chain, self._text.relative_row_cost
+            tokens[-1], self._calibration, depth, most, round_cost, self._is_chain, self._text.relative_costs
         )
         self._plant(self._growth)
         self._asking.limit(self._growth, len(tokens), wanted)

@@ -9,6 +9,7 @@ import torch
 
 from lp.kv_cache.cache import pages_of
 from lp.methods.draft_model.candidates import Chosen, download
+from lp.methods.draft_model.growth import cost_at
 from lp.methods.draft_model.interface import Wish
 from lp.methods.draft_model.text import DraftText
 
@@ -41,8 +42,10 @@ class DraftedText(DraftText):
             draft(wishes, is_alone)
 
     def draft_ahead(self, wishes: Sequence[Wish], time: float) -> None:
-        rows = (time - self.relative_cost) / self.relative_row_cost if self.relative_row_cost else CHUNK
-        draft(wishes, is_alone=False, chunk=max(LEAST_CHUNK, min(CHUNK, int(rows))))
+        chunk = LEAST_CHUNK
+        while chunk < CHUNK and cost_at(self.relative_costs, 2 * chunk, self.relative_cost) <= time:
+            chunk *= 2
+        draft(wishes, is_alone=False, chunk=chunk)
 
 
 def _text(wish: Wish) -> DraftText:

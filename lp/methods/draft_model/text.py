@@ -13,7 +13,7 @@ import numpy as np
 
 from lp.kv_cache.cache import KVCache, OutOfRoom
 from lp.methods.draft_model.candidates import CandidateChooser
-from lp.methods.draft_model.growth import Growth
+from lp.methods.draft_model.growth import Growth, num_shared
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.sampling.settings import Sampling
@@ -51,7 +51,7 @@ class DraftText:
         sampling: Sampling,
         prompt_length: int,
         vocab_size: int,
-        costs: tuple[float, float],
+        costs: tuple[float, Sequence[float]],
         is_drawn: bool,
         find_cache: FindOwnCache | None = None,
         is_ahead: bool = False,
@@ -62,7 +62,7 @@ class DraftText:
         because it drafts while the main model computes.
         """
         self.model = model
-        self.relative_cost, self.relative_row_cost = costs
+        self.relative_cost, self.relative_costs = costs
         self.max_length = model.max_length
         self.is_ahead = is_ahead
         self.reads_text = find_cache is None or is_ahead
@@ -126,13 +126,11 @@ class DraftText:
     def round(self, tokens: Sequence[int], growth: Growth, nodes: list[int]) -> Round:
         """The forward that continues some nodes. Nodes above them that are not in the cache are computed again."""
         lines = [growth.lineage(number) for number in nodes]
-        shared = 0
-        while all(len(line) > shared + 1 and line[shared + 1] == lines[0][shared + 1] for line in lines):
-            shared += 1
-        top = lines[0][: shared + 1]
+        shared = num_shared(lines)
+        top = lines[0][:shared]
         path = [*tokens, *(growth.nodes[number].token for number in top[1:])]
         self._keep(path)
-        numbers = [top[-1], *sorted({number for line in lines for number in line[shared + 1 :]})]
+        numbers = [top[-1], *sorted({number for line in lines for number in line[shared:]})]
         own = tree_of(growth, numbers)
         self._last = own.under(path[len(self._held) : -1])
         rows = SequenceRows(self._last, self._cache, len(own))

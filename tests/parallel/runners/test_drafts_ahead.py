@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
+from lp import Auto, DraftModel, Engine, Sampling, SecondModel, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.quantization.quantize import Weights
 from lp.model.second_model import SecondModelExtension
@@ -32,7 +32,7 @@ Found = list[tuple[list[int], int]]
 def make_engine(channel: Channel | None, folder: str, second: SecondModel) -> Engine:
     draft = SecondModelExtension("draft", second, holds_all=True)
     checkpoint = load(ModelSettings(folder, device="cpu"), extensions=[draft])
-    draft.relative_cost, draft.relative_row_cost = 0.2, 0.01
+    draft.relative_cost, draft.relative_costs = 0.2, (0.2, 0.22, 0.25, 0.3)
     alone = SingleDevice(checkpoint.model, 16)
     runner = share_steps(alone, channel, has_draft=True) if channel else alone
     return Engine(checkpoint, runner, fingerprints=True)
