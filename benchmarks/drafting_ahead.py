@@ -38,7 +38,7 @@ from lp.model.gguf import unpacked_folder
 from lp.model.quantization.quantize import Weights
 from lp.platform.hardware import processor_name
 from lp.request import DecodingMethod
-from lp.trace import LEGEND
+from lp.trace import LETTERS
 from parallel.mesh import Mode, ParallelSettings
 
 
@@ -62,8 +62,8 @@ WAYS = {
 }
 # New tokens of the first texts, which are not counted: they pay for what is made only once.
 WARM_UP = 16
-# The letter of the copy's drafts in traces.
-DRAFTED = next(letter for letter, name in LEGEND.items() if name == "second model")
+# The letters of the copy's drafts in traces.
+DRAFTED = {LETTERS["draft_model"], LETTERS["draft_ahead"]}
 
 
 def main() -> None:
@@ -167,7 +167,7 @@ def share_with_drafts(
         ).trace
         or ()
     ]
-    return sum(DRAFTED in step.sources for step in steps) / len(steps)
+    return sum(not DRAFTED.isdisjoint(step.sources) for step in steps) / len(steps)
 
 
 # Results

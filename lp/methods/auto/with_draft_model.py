@@ -18,7 +18,7 @@ from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
-from lp.methods.draft_model.method import SOURCE, DraftModel, number_that_pays
+from lp.methods.draft_model.method import DraftModel, number_that_pays
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, verify
 
 
@@ -166,7 +166,9 @@ class MixedDecoder(DraftedDecoder):
 
         def counted() -> Drafted:
             inner = count()
-            return Drafted(inner.proposed + Counter({SOURCE: num_added}), [*inner.accepted, *[SOURCE] * num_right])
+            return Drafted(
+                inner.proposed + Counter({self.source: num_added}), [*inner.accepted, *[self.source] * num_right]
+            )
 
         return accepted, counted
 
@@ -188,7 +190,7 @@ class MixedDecoder(DraftedDecoder):
 
     def describe(self) -> Described:
         inner = self.inner.describe()
-        names = [*inner.sources[: self._num_own], *[SOURCE] * self._num_added, *inner.sources[self._num_own :]]
+        names = [*inner.sources[: self._num_own], *[self.source] * self._num_added, *inner.sources[self._num_own :]]
         return inner._replace(sources=names)
 
     def fingerprint(self) -> int:

@@ -41,8 +41,8 @@ class GrowthAhead(Growth):
         self.entries = np.full((MOST_ENTRIES, ENTRY), NOTHING, np.int32)
         self._time, self._place, self._num_places = time, place, num_places
         self._num_shared, self._num_entries = len(nodes), 0
-        # The nodes below which this rank drafts; None before the first round.
-        self._own: set[int] | None = None
+        # The places of the ranks that draft below the nodes which were open before the first round.
+        self._places = dict[int, int]()
         # What refers to a node on all ranks: the number of one that all have, or the place of a candidate.
         self._references = list(range(len(nodes)))
 
@@ -68,16 +68,15 @@ class GrowthAhead(Growth):
         """The nodes that the next round may ask about, likeliest first."""
         open_nodes = [number for number in range(len(self.nodes)) if self.may_ask(number)]
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
-        if self._own is None:
-            open_nodes = open_nodes[self._place :: self._num_places]
-        elif self._num_places > 1:
-            open_nodes = [number for number in open_nodes if not self._own.isdisjoint(self.lineage(number))]
-        return open_nodes
+        if not self._places:
+            self._places = {number: order % self._num_places for order, number in enumerate(open_nodes)}
+        return open_nodes if self._num_places == 1 else [one for one in open_nodes if self._is_own(one)]
 
-    def took_round(self, chosen: Sequence[int]) -> None:
-        super().took_round(chosen)
-        if self._own is None:
-            self._own = set(chosen)
+    def _is_own(self, number: int) -> bool:
+        """Whether a node, or else the nearest one above it that was open at first, is this rank's."""
+        while number not in self._places:
+            number = self.nodes[number].parent
+        return self._places[number] == self._place
 
     def add(self, number: int, candidates: Candidates) -> None:
         tokens, priors = candidates.tokens[:WIDTH], np.array(candidates.priors[:WIDTH], np.float32)

@@ -13,6 +13,9 @@ from lp.methods.draft_model.ahead import NUM_INTEGERS, Found, GrowthAhead, exten
 from lp.methods.draft_model.growth import Growth
 from lp.tree import greatest_depth
 
+# The names of its drafts in statistics and traces: those made before a step, and those made ahead of it.
+SOURCE, SOURCE_AHEAD = "draft_model", "draft_ahead"
+
 
 class Wish(NamedTuple):
     """A tree of drafts that is to be grown. text: what the second model holds of the sequence `tokens`."""
@@ -64,6 +67,10 @@ class DraftedDecoder(AheadDecoder):
     @abstractmethod
     def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
         """What is asked of the second model for the next step. The others: see Decoder.plan and Decoder.propose."""
+
+    @property
+    def source(self) -> str:
+        return SOURCE_AHEAD if self._text.is_ahead else SOURCE
 
     @property
     @abstractmethod

@@ -37,7 +37,6 @@ from lp.tree import (
     verify,
 )
 
-SOURCE = "draft_model"
 # How drafts are verified.
 EXACT, REJECTION = "exact", "rejection"
 
@@ -221,11 +220,11 @@ class ModelDecoder(DraftedDecoder):
             self.grown.learn(self._rows[row], target)
         self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
         self._end_with(accepted.tokens)
-        drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
+        drafted = Drafted(Counter({self.source: self.num_drafts}), [self.source] * len(accepted.drafted))
         return accepted, lambda: drafted
 
     def describe(self) -> Described:
-        return Described(["root", *[SOURCE] * self.num_drafts])
+        return Described(["root", *[self.source] * self.num_drafts])
 
     def fingerprint(self) -> int:
         tokens, parents = self.tree.as_lists()
