@@ -18,12 +18,11 @@ memory of its own, which cores of one machine do not have.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -32,13 +31,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import TCPStore
 
 from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US
 from benchmarks.projections.virtual_engine import CommunicationTimes, virtual_engine
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
 from benchmarks.shared.options import add_output, add_stored, ascending_numbers, make_parser, parse
+from benchmarks.shared.ranks import WAIT_S, Work, ask, assembled, take_core, waiting_ranks
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, Engine, Sampling, Stopping
 from lp.engine.builder import EngineSettings
@@ -46,15 +45,14 @@ from lp.model.checkpoint import DTYPES, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
-from parallel.build import MeshTopology, check
-from parallel.mesh import Mode, ParallelSettings, make_mesh, open_store
+from parallel.build import check
+from parallel.mesh import Mode, ParallelSettings
 
 METHODS: dict[str, DecodingMethod] = {"autoregressive": Autoregressive(), "auto": Auto()}
 ALONE = "one rank"
 # Tensor-parallel ranks of a group that computes a part of every tree.
 GROUP = 2
 MODES = ("lp", "tp", "pp", "lpxtp")
-WAIT_S = 600.0
 # Tokens of a prompt that streams continue: the end of it.
 MOST_PROMPT = 100
 
@@ -221,7 +219,6 @@ def layout_of(mode: str, ranks: int) -> Layout | None:
     return Layout(f"lp={ranks // GROUP} x tp={GROUP}", "lp", ranks, GROUP)
 
 
-Work = tuple[Any, ...]
 Clock = Callable[[], float]
 
 
@@ -248,47 +245,15 @@ def is_crowded(layout: Layout) -> bool:
 # Ranks
 
 
-@contextmanager
-def started(layout: Layout, arguments: argparse.Namespace) -> Iterator[list[Connection]]:
+def started(layout: Layout, arguments: argparse.Namespace) -> AbstractContextManager[list[Connection]]:
     """Starts the ranks of a layout, which wait for work."""
-    context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    connections, processes = [], []
-    try:
-        for rank in range(layout.num_processes):
-            own, other = context.Pipe()
-            process = context.Process(target=run_rank, args=(other, rank, store.port, layout, vars(arguments)))
-            process.start()
-            other.close()
-            connections.append(own)
-            processes.append(process)
-        ask(connections, ("ready",))
-        yield connections
-        for connection in connections:
-            connection.send(("end",))
-        for process in processes:
-            process.join(WAIT_S)
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def ask(connections: list[Connection], work: Work) -> Any:
-    """Has all ranks of a layout do some work; returns the first one's answer."""
-    for connection in connections:
-        connection.send(work)
-    try:
-        answers = [connection.recv() for connection in connections]
-    except EOFError:
-        raise SystemExit("a rank failed; its error is printed above") from None
-    return answers[0]
+    return waiting_ranks(run_rank, layout.num_processes, layout, vars(arguments))
 
 
 def run_rank(connection: Connection, rank: int, port: int, layout: Layout, arguments: dict[str, Any]) -> None:
     """One rank's process."""
-    cores = sorted(os.sched_getaffinity(0))
     if layout.threads == 1:
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        take_core(rank)
     torch.set_num_threads(layout.threads)
     with opened(layout, rank, port, arguments) as (engine, clock):
         prompts = encode_prompts(engine, arguments["prompts"])
@@ -311,13 +276,8 @@ def opened(layout: Layout, rank: int, port: int, arguments: dict[str, Any]) -> I
         times = CommunicationTimes(arguments["exchange_us"] * 1e-6, arguments["collective_us"] * 1e-6)
         yield virtual_engine(model, layout.degrees.get("lp", 1), layout.tp_degree, times)
         return
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(layout.ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(layout.ranks),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
-    )  # fmt: skip
-    mesh = make_mesh(layout.settings, "cpu")
-    with closing(MeshTopology(layout.settings, mesh, open_store(mesh, WAIT_S))) as place:
-        yield Engine.assemble(EngineSettings(model), place), time.perf_counter
+    with assembled(EngineSettings(model), layout.settings, rank, layout.ranks, port) as engine:
+        yield engine, time.perf_counter
 
 
 def encode_prompts(engine: Engine, folder: Path | None) -> list[list[int]]:

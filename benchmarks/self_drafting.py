@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, totals_as_json, totals_by_category
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals, take_turns
 from benchmarks.shared.inputs import encode, find_model
-from benchmarks.shared.methods import DecodePrompt, by_engine, sampling_at, timed
+from benchmarks.shared.methods import DecodePrompt, by_engine, describe_costs, sampling_at, timed
 from benchmarks.shared.options import add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, DraftModel, Engine, SecondModel, Stopping
@@ -71,7 +71,7 @@ def main() -> None:
         describe(asked, found, rights, copy, arguments),
         {
             "relative_cost": copy.relative_cost,
-            "relative_row_cost": copy.relative_row_cost,
+            "relative_costs": copy.relative_costs,
             "totals": totals_as_json(found),
             "acceptance": rights,
         },
@@ -174,8 +174,8 @@ def describe(
         f"{len(asked)} prompts, up to {arguments.max_new_tokens} new tokens each, temperature "
         f"{arguments.temperature:g}, {arguments.threads} thread{'s' * (arguments.threads > 1)} of an "
         f"{processor_name()}; medians of {len(found)} rounds. Times include the reading of prompts.",
-        f"A forward of the copy with one row takes {cost:.2f} of a plain step, and {copy.relative_row_cost:.2f} more "
-        "for each further row (measured when the model was loaded).",
+        f"A forward of the copy takes {describe_costs(copy.relative_costs)} of a plain step (measured when the model "
+        "was loaded).",
         f"Texts that plain decoding gives, of {len(asked) * len(found)}: {WITHOUT} {same[0]}, {WITH} {same[1]}, "
         f"{ALONE} {same[2]}.",
     ]

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from lp.tree import Accepted, Answers, CountDrafts, TokenTree
 
 # The most rows of a step that a grammar adds: tokens that must follow.
@@ -62,6 +64,15 @@ class Waiting(NamedTuple):
     tokens: Sequence[int]
     room: int
     wanted: int
+
+
+class AheadOf(NamedTuple):
+    """A step that is computed now, of which a rank without a part in it may draft ahead: the decoder that has planned
+    its tree, and the sequence that it was planned for.
+    """
+
+    decoder: AheadDecoder
+    tokens: Sequence[int]
 
 
 class Decoder(ABC):
@@ -144,6 +155,10 @@ class Decoder(ABC):
         what counts the drafts, as counting can wait until the next step has been started.
         """
 
+    def ahead_of(self, tokens: Sequence[int]) -> AheadOf | None:
+        """What may be drafted ahead of the step that is computed now; None if nothing may. tokens: as for `commit`."""
+        return None
+
     def result(self) -> DecodedTexts | None:
         """The texts of a decoder with `ends_at_once`; None until they are known."""
         return None
@@ -155,3 +170,23 @@ class Decoder(ABC):
     @abstractmethod
     def fingerprint(self) -> int:
         """A checksum (31 bits) of all state. It must be equal on all ranks."""
+
+
+class AheadDecoder(Decoder):
+    """A decoder for which other ranks can draft while its step is computed.
+
+    num_ahead: I, the integers in which a rank tells the others what it has found.
+    """
+
+    num_ahead: ClassVar[int]
+
+    @abstractmethod
+    def draft_ahead(self, steps: Sequence[AheadOf], place: int, num_places: int) -> list[np.ndarray]:
+        """Drafts ahead of steps, all of decoders of this kind. Returns int32 [I] for each.
+
+        place: of this rank among the `num_places` that draft ahead, each of which looks elsewhere.
+        """
+
+    @abstractmethod
+    def take_ahead(self, found: np.ndarray) -> None:
+        """Takes what the ranks have found ahead of the step, before it is committed: int32 [ranks, I]."""

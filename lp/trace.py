@@ -42,6 +42,7 @@ LETTERS = defaultdict(
         "jacobi": "j",
         "grammar": "m",
         "draft_model": "d",
+        "draft_ahead": "f",
         "heads": "e",
     },
 )
@@ -61,6 +62,7 @@ LEGEND = {
     "j": "Jacobi guesses",
     "m": "grammar",
     "d": "second model",
+    "f": "second model, on a rank that drafts ahead",
     "e": "heads of the model",
     OTHER: "another source",
 }

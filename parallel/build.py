@@ -45,15 +45,23 @@ def check(config: PreTrainedConfig, degrees: Mapping[str, int]) -> None:
         check_stages(config, pp)
 
 
-def share_steps(alone: SingleDevice, channel: Channel, mode: Mode = Mode.auto, ranks_per_replica: int = 1) -> Runner:
+def share_steps(
+    alone: SingleDevice,
+    channel: Channel,
+    mode: Mode = Mode.auto,
+    ranks_per_replica: int = 1,
+    has_draft: bool = False,
+) -> Runner:
     """The runner with which replicas share batches. A single rank keeps its own runner. All ranks call this together.
 
     mode: says which replica computes what. ranks_per_replica: number of neighbouring ranks that hold one replica
-    together. Raises RankLost.
+    together. has_draft: whether there is a draft model. Raises RankLost.
     """
     if channel.num_ranks == 1:
         return alone
-    sharing = Sharing(is_dp=Mode(mode) is Mode.dp)
+    is_dp = Mode(mode) is Mode.dp
+    drafts_ahead = has_draft and not is_dp and ranks_per_replica == 1
+    sharing = Sharing(is_dp=is_dp, drafts_ahead=drafts_ahead)
     messages, prefill_chunk = find_messages(alone, channel), channel.least(alone.prefill_chunk)
     return LookaheadParallel(alone, channel, ranks_per_replica, messages, sharing, prefill_chunk)
 
@@ -69,10 +77,12 @@ def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
     return channel.messages if (channel.compare(np.array([own], np.int32)) == own).all() else None
 
 
-def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
+def describe_mode(settings: ParallelSettings, mesh: Mesh, drafts_ahead: bool = False) -> list[Any]:
     """JSON values that name a way of running a model: steps take a different time in each."""
     described = [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
-    return [*described, str(settings.mode)] if Mode(settings.mode) is Mode.dp else described
+    if Mode(settings.mode) is Mode.dp:
+        return [*described, str(settings.mode)]
+    return [*described, "drafts ahead"] if drafts_ahead else described
 
 
 # Called with the checkpoint once its weights are loaded.
@@ -107,7 +117,7 @@ class MeshTopology:
         self.on_loaded = on_loaded
         self._on_met = on_met
         self._model: CausalModel | None = None
-        self._settings, self._store = settings, store
+        self._settings, self._store, self._drafts_ahead = settings, store, False
         self.replica = connect_axis(settings, mesh, "pp" if mesh.degree("pp") > 1 else "tp", store)
 
     @property
@@ -130,7 +140,7 @@ class MeshTopology:
 
     @property
     def mode(self) -> Any:
-        return describe_mode(self._settings, self.mesh)
+        return describe_mode(self._settings, self.mesh, self._drafts_ahead)
 
     @property
     def has_met(self) -> bool:
@@ -145,6 +155,11 @@ class MeshTopology:
         return self.mesh.num_ranks == 1
 
     @property
+    def holds_all(self) -> bool:
+        is_dp = Mode(self._settings.mode) is Mode.dp
+        return self.mesh.is_replicated and (self.is_alone or not is_dp)
+
+    @property
     def is_leader(self) -> bool:
         return self.channel.is_leader
 
@@ -154,7 +169,7 @@ class MeshTopology:
     def least(self, value: int, /) -> int:
         return self.channel.least(value)
 
-    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
+    def runner(self, model: CausalModel, prefill_chunk: int | None, has_draft: bool) -> Runner:
         self.channel = Channel(connect(self._settings, self.mesh, self._store))
         self._on_met()
         if self.mesh.degree("pp") > 1:
@@ -164,7 +179,9 @@ class MeshTopology:
             alone: SingleDevice = TensorParallel(model, self.replica, prefill_chunk)
         else:
             alone = SingleDevice(model, prefill_chunk)
-        return share_steps(alone, self.channel, self._settings.mode, self.replica.num_ranks)
+        runner = share_steps(alone, self.channel, self._settings.mode, self.replica.num_ranks, has_draft)
+        self._drafts_ahead = runner.drafts_ahead
+        return runner
 
     @property
     def traffic(self) -> Traffic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.shared.decoded_texts import GENERATE, DecodedText, decode_text, generate_tokens
 from lp import Engine, Sampling
+from lp.model.extensions import ROUND_ROWS
 from lp.request import DecodingMethod
 
 GENERATE_LOOKUP = "transformers prompt lookup (10)"
@@ -81,3 +82,8 @@ def timed(decode: DecodePrompt, first_seed: int = 0) -> DecodePrompt:
         return text
 
     return decode_timed
+
+
+def describe_costs(costs: Sequence[float]) -> str:
+    """Says what forwards of ROUND_ROWS cost."""
+    return ", ".join(f"{cost:.2f} with {num_rows} rows" for num_rows, cost in zip(ROUND_ROWS, costs, strict=True))

@@ -1,13 +1,25 @@
-"""Runs a function as several ranks, which are processes of this host, for benchmarks without a launcher."""
+"""Runs ranks, which are processes of this host, for benchmarks without a launcher: a function, or work as it comes."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from torch.distributed import TCPStore
+
+from lp import Engine
+from lp.engine.builder import EngineSettings
+from parallel.build import MeshTopology
+from parallel.mesh import ParallelSettings, make_mesh, open_store
+
 Result = TypeVar("Result")
+# What ranks are asked to do: its name, and what belongs to it.
+Work = tuple[Any, ...]
+WAIT_S = 600.0
 
 
 def run_ranks(function: Callable[..., Result], num_ranks: int, *args: Any) -> list[Result]:
@@ -44,3 +56,62 @@ def run_ranks(function: Callable[..., Result], num_ranks: int, *args: Any) -> li
 
 def _run_rank(sender: Connection, function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
     sender.send(function(rank, *args))
+
+
+@contextmanager
+def waiting_ranks(function: Callable[..., None], num_ranks: int, *args: Any) -> Iterator[list[Connection]]:
+    """Calls function(connection, rank, port of a store, *args) in a process for each rank.
+
+    Each answers the work that `ask` sends it, the first of which is ("ready",), and returns after ("end",).
+    """
+    context = multiprocessing.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    connections, processes = [], []
+    try:
+        for rank in range(num_ranks):
+            own, other = context.Pipe()
+            process = context.Process(target=function, args=(other, rank, store.port, *args))
+            process.start()
+            other.close()
+            connections.append(own)
+            processes.append(process)
+        ask(connections, ("ready",))
+        yield connections
+        for connection in connections:
+            connection.send(("end",))
+        for process in processes:
+            process.join(WAIT_S)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def ask(connections: list[Connection], work: Work) -> Any:
+    """Has all ranks do some work; returns the first one's answer. Raises SystemExit if one fails."""
+    for connection in connections:
+        connection.send(work)
+    try:
+        answers = [connection.recv() for connection in connections]
+    except EOFError:
+        raise SystemExit("a rank failed; its error is printed above") from None
+    return answers[0]
+
+
+def take_core(rank: int) -> None:
+    """Keeps this process on a core of its own, if there are as many."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+@contextmanager
+def assembled(
+    settings: EngineSettings, parallel: ParallelSettings, rank: int, num_ranks: int, port: int
+) -> Iterator[Engine]:
+    """The engine of one of these ranks. port: of the store where they meet."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(num_ranks),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+    )  # fmt: skip
+    mesh = make_mesh(parallel, "cpu")
+    with closing(MeshTopology(parallel, mesh, open_store(mesh, WAIT_S))) as place:
+        yield Engine.assemble(settings, place)

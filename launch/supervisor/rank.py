@@ -24,8 +24,15 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.engine.builder import find_step_times, require_trees, step_times_file
+from lp.engine.builder import (
+    agree_on_costs,
+    find_step_times,
+    require_trees,
+    step_times_file,
+    time_draft_model,
+)
 from lp.engine.engine import Engine
+from lp.model.second_model import DRAFT
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output
 from lp.runner.runner import Runner
@@ -113,6 +120,7 @@ class Rank:
         self.settings, self.mesh, self.store, self.worker = settings, mesh, store, worker
         self.times: dict[int, StepTimes] = {}
         self._files: dict[int, StepTimesFile] = {}
+        self._has_draft = False
         take_cores(mesh, settings.parallel)
 
     @staticmethod
@@ -137,6 +145,7 @@ class Rank:
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         require_trees(engine.checkpoint)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
+        self._has_draft = DRAFT in engine.checkpoint.extensions
         engine.checkpoint.grammars.warm_up()
         self.worker.transfer = CacheTransfer(alone)
         self.worker.send(Ready(str(self.mesh.device), model.memory.num_pages))
@@ -147,17 +156,20 @@ class Rank:
             return joined(epoch, self.mesh.rank, self.mesh, settings.parallel, self.store, self.worker.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
-            runner = share_steps(alone, channel, settings.parallel.mode)
+            runner = share_steps(alone, channel, settings.parallel.mode, has_draft=self._has_draft)
 
             if epoch.is_first:
                 self.times = self._find_times(engine, epoch, channel, alone, settings.step_times)
+                if self.times:
+                    time_draft_model(engine.checkpoint, alone, channel.broadcast)
             else:  # a new rank has none, and what one has learnt may not have reached the others
                 values = channel.broadcast([[size, times.to_dict()] for size, times in self.times.items()])
                 self.times = {size: StepTimes.from_dict(times) for size, times in values}
+            agree_on_costs(engine.checkpoint, channel.least)
             learns = channel.is_leader and settings.step_times.learns
             engine.keep_times = partial(self._keep, engine, epoch, channel) if learns else None
             self._report(channel)
-            return resume(engine, runner, channel, epoch, self._times_for(runner.num_parts))
+            return resume(engine, runner, channel, epoch, self._times_for(channel.num_ranks, runner.num_parts))
 
         self.worker.serve(engine, join, resume_in)
 
@@ -176,14 +188,14 @@ class Rank:
 
         for size in sizes_of(Mode(settings.mode), channel.num_ranks):
             if size == channel.num_ranks:
-                times = find(share_steps(alone, channel, settings.mode), size)
+                times = find(share_steps(alone, channel, settings.mode, has_draft=self._has_draft), size)
             elif size == 1:
                 times = find(alone, size)
             else:
                 groups = replace(epoch, group_size=size)
                 store = PrefixStore(f"measured after {channel.num_steps}", self.store)
                 with joined(groups, self.mesh.rank, self.mesh, settings, store, self.worker.is_over) as part:
-                    times = find(share_steps(alone, part, settings.mode), size)
+                    times = find(share_steps(alone, part, settings.mode, has_draft=self._has_draft), size)
             if times is None:
                 return {}
             found[size] = times
@@ -191,7 +203,8 @@ class Rank:
 
     def _describe(self, epoch: Epoch, size: int) -> list[Any]:
         """Names groups of a size among this epoch's members; see `describe_mode`."""
-        mode = describe_mode(self.settings.parallel, replace(epoch, group_size=0).mesh(self.mesh, self.mesh.rank))
+        whole = replace(epoch, group_size=0).mesh(self.mesh, self.mesh.rank)
+        mode = describe_mode(self.settings.parallel, whole, self._has_draft and size > 1)
         if size == len(epoch.members):
             return mode
         return [*mode, "apart"] if size == 1 else [*mode, "in groups of", size]
@@ -205,12 +218,15 @@ class Rank:
             self._files[size] = step_times_file(engine.request_builder, engine.checkpoint.model, described)
         self._files[size].keep(times)
 
-    def _times_for(self, size: int) -> StepTimes | None:
-        """The step times of groups of a size, or of the next larger or else smaller one that was measured."""
+    def _times_for(self, size: int, num_parts: int) -> StepTimes | None:
+        """The step times of groups of a size, or of the next larger or else smaller one that was measured.
+
+        num_parts: of their runner.
+        """
         if not self.times:
             return None
         nearest = min(self.times, key=lambda measured: (measured < size, abs(measured - size)))
-        return self.times[nearest].for_parts(size)
+        return self.times[nearest].for_parts(num_parts)
 
     def _tell(self, times: StepTimes, channel: Channel) -> None:
         """Notes what steps of this group take, and sends it to the front end."""

@@ -83,7 +83,7 @@ class Supervisor:
         known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
         require_trees(known)
-        second = settings.second_models(is_alone=False)
+        second = settings.second_models(holds_all=False)
         for extension in second:
             extension.check(known)
         roles = [extension.role for extension in second]

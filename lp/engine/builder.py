@@ -20,6 +20,7 @@ from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.model.extensions import ROUND_ROWS
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.hidden import can_give_hidden
 from lp.model.program.group import RankGroup
@@ -69,10 +70,10 @@ class EngineSettings:
     draft: SecondModel = field(default_factory=SecondModel)
     second: SecondModel = field(default_factory=SecondModel)
 
-    def second_models(self, is_alone: bool) -> list[SecondModelExtension]:
-        """Those that are to be loaded. Their roles are the names of their settings. is_alone: see Topology."""
+    def second_models(self, holds_all: bool) -> list[SecondModelExtension]:
+        """Those that are to be loaded. Their roles are the names of their settings. holds_all: see Topology."""
         named, kind = {DRAFT: self.draft, SECOND: self.second}, self.attention.kind
-        return [SecondModelExtension(role, one, kind, is_alone) for role, one in named.items() if one.is_there]
+        return [SecondModelExtension(role, one, kind, holds_all) for role, one in named.items() if one.is_there]
 
 
 class Topology(Protocol):
@@ -81,8 +82,9 @@ class Topology(Protocol):
     reader: reads the weights that this rank holds; None reads all of them. capture, group: see `load`. fingerprints:
     whether the ranks compare checksums of their state in every step. mode: a JSON value that names this way of running
     the model; step times are stored separately for each mode. broadcast: gives every rank the JSON value of rank 0.
-    num_sharing: the number of ranks in this device's memory. is_alone: whether there are no other ranks. is_leader:
-    whether this rank decides for the others, once they have met.
+    num_sharing: the number of ranks in this device's memory. is_alone: whether there are no other ranks. holds_all:
+    whether each rank holds the whole model, and may hold all keys and values of a sequence that others compute.
+    is_leader: whether this rank decides for the others, once they have met.
     """
 
     @property
@@ -110,6 +112,9 @@ class Topology(Protocol):
     def is_alone(self) -> bool: ...
 
     @property
+    def holds_all(self) -> bool: ...
+
+    @property
     def is_leader(self) -> bool: ...
 
     def least(self, value: int, /) -> int:
@@ -120,8 +125,11 @@ class Topology(Protocol):
         """Called once the weights are loaded and checked, before `runner`."""
         ...
 
-    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
-        """Meets the other ranks, if there are any, and makes the runner that this rank decodes with."""
+    def runner(self, model: CausalModel, prefill_chunk: int | None, has_draft: bool) -> Runner:
+        """Meets the other ranks, if there are any, and makes the runner that this rank decodes with.
+
+        has_draft: whether there is a draft model.
+        """
         ...
 
 
@@ -135,6 +143,7 @@ class SingleProcess:
     mode: Any = "single"
     num_sharing: int = 1
     is_alone: bool = True
+    holds_all: bool = True
     is_leader: bool = True
 
     def broadcast(self, value: Any) -> Any:
@@ -146,7 +155,7 @@ class SingleProcess:
     def on_loaded(self, checkpoint: Checkpoint, /) -> None:
         """Nothing to do."""
 
-    def runner(self, model: CausalModel, prefill_chunk: int | None) -> Runner:
+    def runner(self, model: CausalModel, prefill_chunk: int | None, has_draft: bool) -> Runner:
         return SingleDevice(model, prefill_chunk)
 
 
@@ -166,6 +175,23 @@ def find_step_times(
         return None
     decode = _timed_method(request_builder)
     return resolve_step_times(source, model, runner, decode.most_rows(), mode, broadcast, decode.measure_host)
+
+
+def time_draft_model(checkpoint: Checkpoint, runner: Runner, broadcast: Broadcast) -> None:
+    """Measures what a draft model costs, if there is one. All ranks call this together; broadcast: see `Topology`."""
+    draft = checkpoint.extensions.get(DRAFT)
+    if draft is not None and draft.model is not None:
+        draft.relative_costs = measure_relative_costs(runner, checkpoint.model, draft.model, broadcast)
+        draft.relative_cost = draft.relative_costs[0]
+
+
+def agree_on_costs(checkpoint: Checkpoint, least: Callable[[int], int]) -> None:
+    """Has all ranks take the least costs of second models that one has found. least: see `Topology`."""
+    for _, second in sorted(checkpoint.extensions.items()):
+        if second.model is not None:
+            second.relative_cost = least(max(1, round(1000 * second.relative_cost))) / 1000
+            costs = second.relative_costs or (second.relative_cost,) * len(ROUND_ROWS)
+            second.relative_costs = tuple(least(max(1, round(1000 * cost))) / 1000 for cost in costs)
 
 
 def step_times_file(request_builder: RequestBuilder, model: CausalModel, mode: Any) -> StepTimesFile:
@@ -275,7 +301,7 @@ class EngineParts(NamedTuple):
 
 def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     """See `Engine.assemble`."""
-    second_models = settings.second_models(place.is_alone)
+    second_models = settings.second_models(place.holds_all)
     roles = [one.role for one in second_models]
     decode = settings.decode or DEFAULT()
     decode.check(settings.limits)  # at once, not after minutes of loading
@@ -294,7 +320,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     request_builder = RequestBuilder(checkpoint, settings.decode, settings.sampling, settings.limits, roles)
     index, corpus = find_index(settings.index, checkpoint), find_corpus(settings.corpus, checkpoint)
     place.on_loaded(checkpoint)
-    runner = place.runner(checkpoint.model, settings.attention.prefill_chunk)
+    runner = place.runner(checkpoint.model, settings.attention.prefill_chunk, DRAFT in checkpoint.extensions)
     request_builder.embeds = not checkpoint.plain and can_give_hidden(checkpoint.model)
     budget = KVBudget(place.least(min(model.memory.num_pages for model in checkpoint.models)))
     if runner.num_parts > 1:
@@ -305,12 +331,9 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     require_same_heads(checkpoint, place.broadcast(checkpoint.heads_digest))
     require_on_all(place.least)
     times = find_step_times(request_builder, settings.step_times, checkpoint.model, runner, place.mode, place.broadcast)
-    for second in second_models:
-        if times and second.role == DRAFT and second.model:
-            costs = measure_relative_costs(runner, checkpoint.model, second.model, place.broadcast)
-            second.relative_cost, second.relative_row_cost = costs
-        second.relative_cost = place.least(max(1, round(1000 * second.relative_cost))) / 1000
-        second.relative_row_cost = place.least(round(1000 * second.relative_row_cost)) / 1000
+    if times:
+        time_draft_model(checkpoint, runner, place.broadcast)
+    agree_on_costs(checkpoint, place.least)
     keep = None
     if times and place.is_leader and settings.step_times.learns:
         keep = step_times_file(request_builder, checkpoint.model, place.mode).keep

@@ -88,7 +88,10 @@ class Engine:
         """Begins to serve with a runner, without any request."""
         self.runner, self.request_builder.budget = runner, budget
         for extension in self.checkpoint.extensions.values():
-            extension.find_cache = runner.find_cache if extension.shares_cache else None
+            extension.find_cache = runner.find_cache if extension.shares_memory else None
+            extension.is_ahead = runner.drafts_ahead
+        if runner.drafts_ahead:
+            log.info("draft model: one rank computes the steps, and the others draft ahead of them")
         if step_times is not None:
             runner.use_times(step_times)
         self.learner = step_times and StepTimesLearner(step_times, runner.num_parts)
@@ -266,8 +269,9 @@ class Engine:
     def _finish(self, batch: Batch) -> list[Committed]:
         """Waits for a batch and adds its tokens to their sequences."""
         try:
-            self.planner.draft_ahead(batch)
+            self.planner.draft_ahead(batch, self.runner)
             answers = self.runner.finish()
+            self.planner.take_ahead(batch, self.runner)
         finally:  # if that fails, the requests may still continue with another runner
             self.scheduler.release(batch)
         return self.scheduler.commit(batch, answers)

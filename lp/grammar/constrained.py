@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lp.decoder import MOST_FORCED, Decoder, Described, ProposedDrafts
+from lp.decoder import MOST_FORCED, AheadOf, Decoder, Described, ProposedDrafts
 from lp.grammar.state import GrammarState
 from lp.tree import DEAD_END, Accepted, Answers, CountDrafts, Drafted, TokenTree, greatest_depth, no_drafts, verify
 
@@ -122,6 +122,9 @@ class ConstrainedDecoder(Decoder):
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self.inner.follow(tokens, more)
+
+    def ahead_of(self, tokens: Sequence[int]) -> AheadOf | None:
+        return self.inner.ahead_of([*tokens, *self._sure])
 
     def describe(self) -> Described:
         inner = self.inner.describe()

@@ -109,8 +109,8 @@ class Checkpoint(CheckpointInfo):
 
     @property
     def models(self) -> list[CausalModel]:
-        """The main model, and all others that have caches of their own."""
-        own = [one.model for one in self.extensions.values() if one.model and not one.shares_cache]
+        """The main model, and all others that have memory of their own."""
+        own = [one.model for one in self.extensions.values() if one.model and not one.shares_memory]
         return [self.model, *own]
 
 

@@ -13,6 +13,9 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.compilation import CompileMode
 
+# Rows of the forwards whose times are measured, as those of rounds of drafts; the first is one.
+ROUND_ROWS = (1, 4, 8, 16)
+
 # See Runner.find_cache.
 FindCache = Callable[[str, list[int]], KVCache | None]
 
@@ -20,20 +23,23 @@ FindCache = Callable[[str, list[int]], KVCache | None]
 class Extension(ABC):
     """What is loaded with a checkpoint for some methods.
 
-    role: by which methods find it, such as draft. model: with keys and values; None for heads. shares_cache: whether
-    these lie in the main model's caches. find_cache: finds the main model's cache of a sequence by its id and tokens,
-    if it is shared. relative_cost, relative_row_cost: about the seconds of a forward of it with one row, and of each
-    further row, divided by those of this rank's forward of the main model. The ranks of a run agree on the least.
+    role: by which methods find it, such as draft. model: with keys and values; None for heads. shares_memory: whether
+    the memory for these is the main model's, as both have the same layers. find_cache: finds the main model's cache of
+    a sequence by its id and tokens, if memory is shared. is_ahead: whether some ranks draft while others compute a
+    step. relative_cost: about the seconds of a forward of it with one row, divided by those of this rank's
+    forward of the main model. relative_costs: the same with each of ROUND_ROWS; none if that was not measured. The
+    ranks of a run agree on the least.
     """
 
     role: str
     model: CausalModel | None = None
     find_cache: FindCache | None = None
     relative_cost: float = 0.0
-    relative_row_cost: float = 0.0
+    relative_costs: tuple[float, ...] = ()
+    is_ahead: bool = False
 
     @property
-    def shares_cache(self) -> bool:
+    def shares_memory(self) -> bool:
         return False
 
     @property

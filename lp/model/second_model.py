@@ -51,30 +51,28 @@ class SecondModel:
 
 @dataclass
 class SecondModelExtension(Extension):
-    """A second model. role: DRAFT or SECOND. is_alone: whether no other ranks serve the main model."""
+    """A second model. role: DRAFT or SECOND. holds_all: see Topology."""
 
     role: str
     settings: SecondModel
     attention: AttentionKind = AttentionKind.auto
-    is_alone: bool = False
+    holds_all: bool = False
     model: CausalModel | None = None
     find_cache: FindCache | None = None
     relative_cost: float = 0.0
-    relative_row_cost: float = 0.0
+    relative_costs: tuple[float, ...] = ()
+    is_ahead: bool = False
     _own: CheckpointInfo | None = None
     _references: list[Reference] = field(default_factory=list)
 
     @property
-    def shares_cache(self) -> bool:
-        """Only where every token of a text is computed by the main model in one piece: the ranks of a group would hold
-        different tokens, and draft different ones.
-        """
+    def shares_memory(self) -> bool:
         is_whole = not self.settings.path and not self.settings.layers
-        return self.role == DRAFT and is_whole and self.is_alone
+        return self.role == DRAFT and is_whole and self.holds_all
 
     @property
     def is_optional(self) -> bool:
-        return self.shares_cache
+        return self.shares_memory
 
     def check(self, known: CheckpointInfo) -> None:
         self._own = self._read_info(known)
@@ -102,7 +100,7 @@ class SecondModelExtension(Extension):
 
     def attach(self, main: CausalModel, mode: CompileMode) -> None:
         assert self.model is not None, "it is loaded first"
-        if self.shares_cache:
+        if self.shares_memory:
             self.model.memory = main.memory
         make_fast(self.model, mode, folder("compiled"), self._references)
         self.model.free_weights()

@@ -79,14 +79,19 @@ class Runner(Protocol):
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
     `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches. shared_by: None if nothing
     of the batch is traced, or one rank computes everything. shares_step: whether several parts computed trees of the
-    batch that was started last. can_copy: whether its parts can copy keys and values from each other. prefill_chunk:
-    most rows of a prompt in one forward, the same on all ranks.
+    batch that was started last. drafts_ahead: whether some parts compute nothing of most batches, so that they can
+    draft ahead of them. ahead_place, num_ahead: the place of this part among those that compute nothing of the batch
+    that was started last, None if it computes something; and their number. can_copy: whether its parts can copy keys
+    and values from each other. prefill_chunk: most rows of a prompt in one forward, the same on all ranks.
     """
 
     depth: int = 1
     num_parts: int = 1
     shared_by: SharedBy | None = None
     shares_step: bool = True
+    drafts_ahead: bool = False
+    ahead_place: int | None = None
+    num_ahead: int = 0
     can_copy: bool = False
     prefill_chunk: int = PREFILL_CHUNK
 
@@ -137,6 +142,19 @@ class Runner(Protocol):
     def find_cache(self, sequence_id: str, tokens: list[int]) -> KVCache | None:
         """The cache of a sequence, with what was accepted of its last step and nothing else, for a second model that
         writes rows behind it. None where there is none to be shared. No step of the sequence may be under way.
+        """
+        return None
+
+    def send_ahead(self, drafts: np.ndarray) -> None:
+        """Sends what was drafted ahead of the batch that was started last along with its answers: int32 [I].
+
+        All parts give as many integers; only those of parts that compute nothing are sent.
+        """
+        return None
+
+    def take_ahead(self) -> np.ndarray | None:
+        """What was sent along with the answers of the batch that was finished last: int32 [num_ahead, I]; None if
+        nothing was.
         """
         return None
 

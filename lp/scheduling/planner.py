@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lp.decoder import ProposedDrafts, Waiting
+from lp.decoder import AheadOf, ProposedDrafts, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.platform.library import address, library
-from lp.runner.runner import StepInput
+from lp.runner.runner import Runner, StepInput
 from lp.scheduling.batch import Batch, Turn
 from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes
@@ -80,8 +80,31 @@ class Planner:
                 batch.steps.append(_prefill_step(turn))
         return batch.steps
 
-    def draft_ahead(self, batch: Batch) -> None:
-        """Called while the batch is in flight: the place for drafts from its likely outcomes. No method has any yet."""
+    def draft_ahead(self, batch: Batch, runner: Runner) -> None:
+        """Drafts from the likely ends of a batch that others compute, if this part has nothing of it to compute."""
+        steps = self._ahead_of(batch) if runner.num_ahead else []
+        if not steps:
+            return
+        found = [np.zeros(decoder.num_ahead, np.int32) for decoder, _ in steps]
+        if runner.ahead_place is not None:
+            found = steps[0].decoder.draft_ahead(steps, runner.ahead_place, runner.num_ahead)
+        runner.send_ahead(np.concatenate(found))
+
+    def take_ahead(self, batch: Batch, runner: Runner) -> None:
+        """Gives decoders what was drafted ahead of a batch whose answers are there."""
+        if (found := runner.take_ahead()) is None:
+            return
+        begin = 0
+        for decoder, _ in self._ahead_of(batch):
+            end = begin + decoder.num_ahead
+            decoder.take_ahead(found[:, begin:end])
+            begin = end
+
+    @staticmethod
+    def _ahead_of(batch: Batch) -> list[AheadOf]:
+        """What may be drafted ahead of."""
+        all_steps = [state.decoder.ahead_of(state.sequence.tokens) for state in batch.decoding]
+        return [step for step in all_steps if step is not None]
 
     def _decode_step(self, turn: Turn, tree: TokenTree) -> StepInput:
         state, decoder = turn.state, turn.state.decoder

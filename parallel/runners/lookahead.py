@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from lp.kv_cache.cache import KVCache
 from lp.request import Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
@@ -57,7 +58,8 @@ class LookaheadParallel(ForwardRunner):
         self.ranks_per_replica = ranks_per_replica
         self.sharing = sharing or Sharing()
         self.num_replicas = channel.num_ranks // ranks_per_replica
-        self.num_parts = self.num_replicas if self.sharing.owners is None else 1
+        self.drafts_ahead = self.sharing.drafts_ahead
+        self.num_parts = 1 if self.drafts_ahead or self.sharing.owners is not None else self.num_replicas
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
         if inner.model.is_recurrent:
@@ -66,6 +68,10 @@ class LookaheadParallel(ForwardRunner):
         self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
+        # The replicas that compute nothing of the present batch; what this one sends of its drafts, and all have sent.
+        self._idle: list[int] = []
+        self._own_drafts: np.ndarray | None = None
+        self._all_drafts: np.ndarray | None = None
 
     @property
     def cache_bytes(self) -> int:
@@ -120,6 +126,16 @@ class LookaheadParallel(ForwardRunner):
     def num_cached(self, sequence_id: str, tokens: list[int]) -> int:
         return self.inner.num_cached(sequence_id, tokens)
 
+    def find_cache(self, sequence_id: str, tokens: list[int]) -> KVCache | None:
+        return self.inner.find_cache(sequence_id, tokens)
+
+    def send_ahead(self, drafts: np.ndarray) -> None:
+        self._own_drafts = drafts
+
+    def take_ahead(self) -> np.ndarray | None:
+        drafts, self._all_drafts = self._all_drafts, None
+        return drafts
+
     def compare_caches(self, running: Items[tuple[str, list[int]]]) -> None:
         """Tells all ranks what each holds of the sequences that another runner has left. No step may be under way.
 
@@ -150,6 +166,11 @@ class LookaheadParallel(ForwardRunner):
         parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
         own = [part for part in parts if part is not None]
         self.num_rests += not own
+        if self.drafts_ahead:
+            busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
+            self._idle = [replica for replica in range(self.num_replicas) if replica not in busy]
+            self.num_ahead = len(self._idle)
+            self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
         self._gather_caches(steps, all_shares, copies, own)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 
@@ -169,5 +190,12 @@ class LookaheadParallel(ForwardRunner):
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
         payload = pack_all(steps, all_shares, self.num_replicas, pending())
-        gathered = self.channel.gather(payload, fingerprint_of(steps))
-        return merge_all(steps, all_shares, gathered[:: self.ranks_per_replica])
+        drafts, self._own_drafts = self._own_drafts, None
+        if drafts is not None:
+            payload.resize(max(len(payload), len(drafts)), refcheck=False)
+            if self.ahead_place is not None:
+                payload[: len(drafts)] = drafts
+        gathered = self.channel.gather(payload, fingerprint_of(steps))[:: self.ranks_per_replica]
+        if drafts is not None:
+            self._all_drafts = gathered[self._idle, : len(drafts)]
+        return merge_all(steps, all_shares, gathered)

@@ -43,7 +43,7 @@ class Auto(DraftSettings, DecodingMethod):
         if not self.model_drafts or DRAFT not in context.extensions:
             return decoder
         experience = history.of_all(self.method, temperature, Experience)
-        return MixedDecoder(decoder, drafted_text(request, context), experience, bool(self.rows))
+        return MixedDecoder(decoder, drafted_text(request, context, not self.rows), experience, bool(self.rows))
 
     def windows_tried(self, history: DraftHistory, temperature: float) -> WindowChoice:
         return history.profile(self, temperature).windows

@@ -18,8 +18,8 @@ from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
-from lp.methods.draft_model.method import SOURCE, DraftModel, number_that_pays
-from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, greatest_depth, verify
+from lp.methods.draft_model.method import DraftModel, number_that_pays
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, verify
 
 
 class MixedDecoder(DraftedDecoder):
@@ -32,9 +32,10 @@ class MixedDecoder(DraftedDecoder):
         """experience: of such requests. grows_freely: whether the second model is asked whatever it costs, as a fixed
         number of rows is wanted.
         """
-        self.inner, self._text, self._grows_freely = inner, text, grows_freely
+        super().__init__(text, DraftModel.depth)
+        self.inner, self._grows_freely = inner, grows_freely
         self._calibration = experience.calibration
-        self._asking = Asking(experience, inner.profile.cost, text.reads_text)
+        self._asking = Asking(experience, inner.profile.cost, text.reads_text, not text.is_ahead)
         # What the other decoder has planned, the growth that began with it, and the length of the sequence it is for.
         self._planned = self.tree = chain([0])
         self._growth: Growth
@@ -42,6 +43,15 @@ class MixedDecoder(DraftedDecoder):
         # For the root and each draft of the tree its node of the growth; how many of them are the other decoder's.
         self._rows, self._num_own = [0], 1
         self._expected = 1.0
+
+    @property
+    def grown(self) -> Growth:
+        return self._growth
+
+    @property
+    def step_time(self) -> float:
+        cost = self.inner.profile.cost
+        return cost.step_s(len(self.tree), 0) / cost.plain_s
 
     @property
     def num_candidates(self) -> int:
@@ -58,7 +68,7 @@ class MixedDecoder(DraftedDecoder):
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         wish = self._wish(self.inner.plan(tokens, room, wanted), tokens, room, wanted)
         self._text.draft([wish], is_alone=True)
-        if not self._growth.num_rounds:  # then `auto` has chosen the number
+        if not self._growth.has_candidates:  # then `auto` has chosen the number
             return self._take(self.inner.num_drafts)
         return self._take(number_that_pays(self._growth, self.inner.profile.cost, self._num_cells))
 
@@ -69,12 +79,13 @@ class MixedDecoder(DraftedDecoder):
     def _wish(self, planned: TokenTree, tokens: Sequence[int], room: int, wanted: int) -> Wish:
         """What is asked of the second model beside the tree that the other decoder has planned."""
         self._planned, self._length = planned, len(tokens)
-        depth = min(DraftModel.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
+        depth = self._limit_depth(tokens, room, wanted)
         round_cost = 0.0 if self._grows_freely else self._text.relative_cost
         most = self.inner.profile.cost.most_rows - 1 - self._num_cells
-        row_cost = self._text.relative_row_cost
-        self._growth = growth = Growth(tokens[-1], self._calibration, max(0, depth), most, round_cost, False, row_cost)
+        costs = self._text.relative_costs
+        self._growth = growth = Growth(tokens[-1], self._calibration, depth, most, round_cost, False, costs)
         growth.adopt(*self._own_drafts())
+        self._plant(growth)
         self._asking.limit(growth, len(tokens), wanted)
         return Wish(self._text, tokens, growth)
 
@@ -137,6 +148,7 @@ class MixedDecoder(DraftedDecoder):
         return self.tree
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        super().follow(tokens, more)
         self.inner.follow(tokens, more)
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
@@ -154,7 +166,9 @@ class MixedDecoder(DraftedDecoder):
 
         def counted() -> Drafted:
             inner = count()
-            return Drafted(inner.proposed + Counter({SOURCE: num_added}), [*inner.accepted, *[SOURCE] * num_right])
+            return Drafted(
+                inner.proposed + Counter({self.source: num_added}), [*inner.accepted, *[self.source] * num_right]
+            )
 
         return accepted, counted
 
@@ -167,6 +181,7 @@ class MixedDecoder(DraftedDecoder):
         """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
         drafts go. num_right: how many of its drafts were accepted.
         """
+        self._end_with(accepted.tokens)
         self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             if row >= len(self._rows):
@@ -175,7 +190,7 @@ class MixedDecoder(DraftedDecoder):
 
     def describe(self) -> Described:
         inner = self.inner.describe()
-        names = [*inner.sources[: self._num_own], *[SOURCE] * self._num_added, *inner.sources[self._num_own :]]
+        names = [*inner.sources[: self._num_own], *[self.source] * self._num_added, *inner.sources[self._num_own :]]
         return inner._replace(sources=names)
 
     def fingerprint(self) -> int:

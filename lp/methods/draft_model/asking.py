@@ -80,10 +80,12 @@ class Experience:
 class Asking:
     """The decisions for one sequence."""
 
-    def __init__(self, experience: Experience, cost: StepCost, reads_text: bool = True):
-        """cost: of the model's steps. reads_text: whether the second model must read a text before it drafts."""
+    def __init__(self, experience: Experience, cost: StepCost, reads_text: bool = True, is_asked: bool = True):
+        """cost: of the model's steps. reads_text: whether the second model must read a text before it drafts. is_asked:
+        whether it drafts before a step at all; if not, its drafts cost no time.
+        """
         self._worth, self._plain_steps = experience.worth, experience.plain_steps
-        self._cost, self._reads_text = cost, reads_text
+        self._cost, self._reads_text, self._is_asked = cost, reads_text, is_asked
         self._growth: Growth
         self._price = 0.0
         # The sequence's tokens, how many of them the second model has read, and whether it has read some of the others.
@@ -97,7 +99,7 @@ class Asking:
         """
         self._growth, self._num_tokens = growth, num_tokens
         growth.pace, self._is_trial = 1.0 / self._plain_steps.mean, False
-        if not growth.round_cost:  # it is asked whatever it costs
+        if not growth.round_cost or not self._is_asked:  # it is asked whatever it costs, or never
             return
         self._price = self._price_of(max(0, num_tokens - 1 - self._num_read)) if self._reads_text else 0.0
         may_try = self._is_reading or self._worth.trials >= self._price + growth.round_cost
@@ -122,6 +124,8 @@ class Asking:
             return
         step_s = cost.step_s(num_rows, 0)
         self._plain_steps.learn(num_tokens, growth.spent + step_s / cost.plain_s)
+        if not self._is_asked:
+            return
         worth.trials += TRIAL_SHARE * step_s / cost.plain_s
         self._is_reading = not growth.num_rounds and bool(growth.choose())
         if not growth.max_depth:

@@ -10,11 +10,13 @@ already gets no node of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lp.methods.draft_model.calibration import AGREED, ALONE, RIVALLED, Calibration
+from lp.model.extensions import ROUND_ROWS
 
 # The most nodes whose continuations one round asks for, and how much less likely than the best one they may be.
 MOST_AT_ONCE, LEAST_SHARE = 4, 0.3
@@ -46,6 +48,26 @@ class Node:
     candidates: Candidates | None = None
     beside: list[int] = field(default_factory=list)
 
+    def copy(self) -> Node:
+        return replace(self, children=[*self.children], beside=[*self.beside])
+
+
+def cost_at(costs: Sequence[float], num_rows: int, of_one: float) -> float:
+    """What a round of so many rows costs. costs: of rounds of ROUND_ROWS; without them, every round costs `of_one`."""
+    if not costs or num_rows == 1:
+        return of_one
+    above = min(bisect_left(ROUND_ROWS, num_rows), len(ROUND_ROWS) - 1)
+    (few, many), (cheap, dear) = ROUND_ROWS[above - 1 : above + 1], costs[above - 1 : above + 1]
+    return cheap + (dear - cheap) * (num_rows - few) / (many - few)
+
+
+def num_shared(lines: Sequence[Sequence[int]]) -> int:
+    """How many of the first nodes are the same in all lines, which begin with the root."""
+    shared = 1
+    while all(len(line) > shared and line[shared] == lines[0][shared] for line in lines):
+        shared += 1
+    return shared
+
 
 class Growth:
     """Nodes in the order in which they came: parents before children; node 0 is the root.
@@ -62,15 +84,15 @@ class Growth:
         most_drafts: int,
         round_cost: float,
         is_chain: bool,
-        row_cost: float = 0.0,
+        costs: Sequence[float] = (),
     ):
         """most_drafts: nodes that the step can take. round_cost: of a round of one row, in plain steps; 0 grows the
-        tree as far as it can be. row_cost: of each further row of a round.
+        tree as far as it can be. costs: of rounds of ROUND_ROWS; none if all of them cost the same.
         """
         self.nodes = [Node(root, -1, 0, 1.0)]
         self.calibration = calibration
         self.max_depth, self.most_drafts = max_depth, most_drafts
-        self.round_cost, self.row_cost, self.is_chain = round_cost, row_cost, is_chain
+        self.round_cost, self.costs, self.is_chain = round_cost, costs, is_chain
         # The rounds so far, and what they cost in plain steps.
         self.num_rounds, self.spent = 0, 0.0
         # Tokens that are decoded in the time of a plain step, on average.
@@ -88,6 +110,11 @@ class Growth:
         above.children.append(len(self.nodes))
         self.nodes.append(Node(token, parent, above.depth + 1, odds))
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the second model was asked for any of it."""
+        return any(node.candidates is not None for node in self.nodes)
+
     def best(self) -> list[int]:
         """The drafts that the step may take, likeliest first; parents come before their children."""
         order = sorted(range(1, len(self.nodes)), key=lambda number: -self.nodes[number].odds)  # stable
@@ -96,7 +123,7 @@ class Growth:
     def choose(self) -> list[int]:
         """The nodes whose continuations the next round asks for; none if the tree is grown."""
         best = self.best()
-        open_nodes = [number for number in (0, *best) if self._is_open(self.nodes[number])]
+        open_nodes = [number for number in (0, *best) if self.may_ask(number)]
         if not open_nodes or (len(best) >= self.most_drafts and self.is_chain):
             return []
         open_nodes.sort(key=self.left_open, reverse=True)  # stable
@@ -109,7 +136,9 @@ class Growth:
         node = self.nodes[number]
         return max(0.0, node.odds - sum(self.nodes[child].odds for child in node.children))
 
-    def _is_open(self, node: Node) -> bool:
+    def may_ask(self, number: int) -> bool:
+        """Whether the second model may be asked what follows a node."""
+        node = self.nodes[number]
         return node.candidates is None and node.depth < self.max_depth
 
     def _that_pay(self, open_nodes: Sequence[int], best: Sequence[int]) -> list[int]:
@@ -130,8 +159,11 @@ class Growth:
 
     def _cost_of(self, chosen: Sequence[int]) -> float:
         """Returns what a round costs that asks for what follows these nodes, in plain steps."""
-        num_rows = len(self._above(chosen) - self._computed | set(chosen))
-        return self.round_cost + (num_rows - 1) * self.row_cost
+        lines = [self.lineage(number) for number in chosen]
+        shared = num_shared(lines)
+        below = {number for line in lines for number in line[shared:]}
+        num_rows = 1 + len(below) + len(set(lines[0][: shared - 1]) - self._computed)
+        return cost_at(self.costs, num_rows, self.round_cost)
 
     def took_round(self, chosen: Sequence[int]) -> None:
         """Notes a round before its candidates are added."""

@@ -34,11 +34,9 @@ from lp.tree import (
     TokenTree,
     TreeBuilder,
     chain,
-    greatest_depth,
     verify,
 )
 
-SOURCE = "draft_model"
 # How drafts are verified.
 EXACT, REJECTION = "exact", "rejection"
 
@@ -92,17 +90,23 @@ class DraftModel(DecodingMethod):
         assert temperature is not None
         cost = context.history.cost(self.rows, self.max_rows, temperature)
         experience = context.history.of_all(self.method, temperature, Experience)
-        return ModelDecoder(self, drafted_text(request, context, self.is_chain), cost, experience)
+        text = drafted_text(request, context, not self.is_chain and not self.rows, self.is_chain)
+        return ModelDecoder(self, text, cost, experience)
 
 
-def drafted_text(request: Request, context: DecodingContext, is_drawn: bool = False) -> DraftedText:
-    """What the draft model holds of a request's sequence. is_drawn: see DraftText."""
+def drafted_text(request: Request, context: DecodingContext, can_be_ahead: bool, is_drawn: bool = False) -> DraftedText:
+    """What the draft model holds of a request's sequence.
+
+    can_be_ahead: whether drafts may be made on other ranks, while a step is computed. is_drawn: see DraftText.
+    """
     second, prompt_length = context.extensions[DRAFT], len(request.prompt)
     assert second.model is not None, "it is a second model"
     find_cache = second.find_cache and partial(second.find_cache, request.id)
+    if second.is_ahead and not can_be_ahead:  # all ranks draft alike, each with keys and values of its own
+        find_cache = None
     return DraftedText(
         second.model, request.sampling, prompt_length, context.vocab_size,
-        (second.relative_cost, second.relative_row_cost), is_drawn, find_cache,
+        (second.relative_cost, second.relative_costs), is_drawn, find_cache, second.is_ahead and can_be_ahead,
     )  # fmt: skip
 
 
@@ -113,9 +117,10 @@ class ModelDecoder(DraftedDecoder):
         """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it.
         experience: of such requests.
         """
-        self._settings, self._text, self._cost = settings, text, cost
+        super().__init__(text, settings.depth)
+        self._settings, self._cost = settings, cost
         self._calibration = experience.calibration
-        self._asking = Asking(experience, cost, text.reads_text)
+        self._asking = Asking(experience, cost, text.reads_text, not text.is_ahead)
         self._is_chain = settings.is_chain
         self._expected = 1.0
         self._growth: Growth | None = None  # drafted for the step that is planned next
@@ -131,14 +136,23 @@ class ModelDecoder(DraftedDecoder):
     def num_drafts(self) -> int:
         return len(self.tree) - 1
 
+    @property
+    def grown(self) -> Growth:
+        assert self._grown is not None
+        return self._grown
+
+    @property
+    def step_time(self) -> float:
+        return self._cost.step_s(len(self.tree), 0) / self._cost.plain_s
+
     def wish(self, tokens: Sequence[int], room: int, wanted: int, load: int) -> Wish:
-        settings = self._settings
-        depth = min(settings.depth, greatest_depth(room, wanted), self._text.max_length - len(tokens))
+        settings, depth = self._settings, self._limit_depth(tokens, room, wanted)
         most = settings.depth if self._is_chain else (settings.rows or settings.max_rows) - 1
         round_cost = 0.0 if settings.rows or self._is_chain else self._text.relative_cost
         self._growth = Growth(
-            tokens[-1], self._calibration, max(0, depth), most, round_cost, self._is_chain, self._text.relative_row_cost
+            tokens[-1], self._calibration, depth, most, round_cost, self._is_chain, self._text.relative_costs
         )
+        self._plant(self._growth)
         self._asking.limit(self._growth, len(tokens), wanted)
         return Wish(self._text, tokens, self._growth)
 
@@ -169,14 +183,12 @@ class ModelDecoder(DraftedDecoder):
         return ProposedDrafts(1, [growth.nodes[number].odds for number in best])
 
     def build_tree(self, num_drafts: int) -> TokenTree:
-        assert self._grown is not None
         is_whole = self._is_chain or self._settings.rows
-        return self._take(len(self._grown.best()) if is_whole else num_drafts)
+        return self._take(len(self.grown.best()) if is_whole else num_drafts)
 
     def _take(self, num_drafts: int) -> TokenTree:
         """The tree of the likeliest drafts."""
-        growth = self._grown
-        assert growth is not None
+        growth = self.grown
         builder, self._rows = TreeBuilder(growth.nodes[0].token), [0]
         places = {0: 0}
         for number in growth.best()[:num_drafts]:
@@ -202,20 +214,17 @@ class ModelDecoder(DraftedDecoder):
         self._rows = [self._rows[row] for row in rows]
         return self.tree
 
-    def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
-        """Nothing to do: the second model compares what it holds with the sequence when it is asked next."""
-
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets)
-        assert self._grown is not None
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
-            self._grown.learn(self._rows[row], target)
+            self.grown.learn(self._rows[row], target)
         self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
-        drafted = Drafted(Counter({SOURCE: self.num_drafts}), [SOURCE] * len(accepted.drafted))
+        self._end_with(accepted.tokens)
+        drafted = Drafted(Counter({self.source: self.num_drafts}), [self.source] * len(accepted.drafted))
         return accepted, lambda: drafted
 
     def describe(self) -> Described:
-        return Described(["root", *[SOURCE] * self.num_drafts])
+        return Described(["root", *[self.source] * self.num_drafts])
 
     def fingerprint(self) -> int:
         tokens, parents = self.tree.as_lists()

@@ -6,17 +6,21 @@ N nodes of a round, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from lp.kv_cache.cache import KVCache
+from lp.kv_cache.cache import KVCache, OutOfRoom
 from lp.methods.draft_model.candidates import CandidateChooser
-from lp.methods.draft_model.growth import Growth
+from lp.methods.draft_model.growth import Growth, num_shared
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.sampling.settings import Sampling
 from lp.tree import NO_ROWS, PREFIX, TokenTree, chain
+
+# The least tokens of a text that are copied from the main model's cache; fewer are computed sooner.
+LEAST_TAKEN = 32
 
 
 class Round(NamedTuple):
@@ -36,8 +40,9 @@ FindOwnCache = Callable[[list[int]], KVCache | None]
 class DraftText:
     """A SecondText but for its rounds. Its cache holds the sequence's first tokens and those of a path of drafts.
 
-    The second model may share the main model's cache. Then the keys and values of the text are the main model's, and
-    those of drafts lie behind them until the main model overwrites them.
+    A copy of the main model may share its cache. Then the keys and values of the text are the main model's, and those
+    of drafts lie behind them until the main model overwrites them. If it drafts ahead, it has a cache of its own, which
+    begins with the main model's keys and values of the prompt.
     """
 
     def __init__(
@@ -46,22 +51,25 @@ class DraftText:
         sampling: Sampling,
         prompt_length: int,
         vocab_size: int,
-        costs: tuple[float, float],
+        costs: tuple[float, Sequence[float]],
         is_drawn: bool,
         find_cache: FindOwnCache | None = None,
+        is_ahead: bool = False,
     ):
         """vocab_size: of the model that the drafts are for. costs: relative ones; see SecondText. is_drawn: whether
-        drafts are drawn with noise of their own, as rejection sampling needs. find_cache: finds the main model's cache;
-        None gives the second model one of its own.
+        drafts are drawn with noise of their own, as rejection sampling needs. find_cache: finds the main model's cache
+        if the second model is a copy of it. is_ahead: whether the second model has a cache of its own all the same,
+        because it drafts while the main model computes.
         """
         self.model = model
-        self.relative_cost, self.relative_row_cost = costs
+        self.relative_cost, self.relative_costs = costs
         self.max_length = model.max_length
-        self.reads_text = find_cache is None
+        self.is_ahead = is_ahead
+        self.reads_text = find_cache is None or is_ahead
         self.chooser = CandidateChooser(model, sampling, prompt_length, vocab_size, is_drawn)
         self._find_cache = find_cache
         self._cache: KVCache
-        if find_cache is None:
+        if self.reads_text:
             self._cache = model.make_cache()
         self._held: list[int] = []  # the tokens whose keys and values the cache keeps
         self._last = NO_ROWS  # the rows of the last forward, which lie behind them
@@ -72,7 +80,12 @@ class DraftText:
         if self._find_cache is None:
             return True
         text = list(tokens)
-        if (cache := self._find_cache(text)) is None or cache.length != len(text) - 1:
+        cache = self._find_cache(text)
+        if self.is_ahead:
+            if cache is not None and cache.length >= LEAST_TAKEN + len(text) - 1 - self.num_missing(text):
+                self._take_from(cache, text)
+            return True
+        if cache is None or cache.length != len(text) - 1:
             return False
         self._cache, self._held, self._last = cache, text[:-1], NO_ROWS
         cache.hold()
@@ -80,8 +93,15 @@ class DraftText:
 
     def end(self, tokens: Sequence[int]) -> None:
         """Ends it. The main model's cache has its own keys and values again, and no others; none if it was evicted."""
-        if self._find_cache is not None:
+        if not self.reads_text:
             self._cache.shorten(min(self._cache.length, len(tokens) - 1))
+
+    def _take_from(self, cache: KVCache, text: list[int]) -> None:
+        """Begins with a copy of what the main model has computed of the text, if there is room for it."""
+        with suppress(OutOfRoom):
+            copy = cache.fork()
+            self._cache.release()
+            self._cache, self._held, self._last = copy, text[: copy.length], NO_ROWS
 
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether the second model has weights for all tokens of the sequence."""
@@ -106,13 +126,11 @@ class DraftText:
     def round(self, tokens: Sequence[int], growth: Growth, nodes: list[int]) -> Round:
         """The forward that continues some nodes. Nodes above them that are not in the cache are computed again."""
         lines = [growth.lineage(number) for number in nodes]
-        shared = 0
-        while all(len(line) > shared + 1 and line[shared + 1] == lines[0][shared + 1] for line in lines):
-            shared += 1
-        top = lines[0][: shared + 1]
+        shared = num_shared(lines)
+        top = lines[0][:shared]
         path = [*tokens, *(growth.nodes[number].token for number in top[1:])]
         self._keep(path)
-        numbers = [top[-1], *sorted({number for line in lines for number in line[shared + 1 :]})]
+        numbers = [top[-1], *sorted({number for line in lines for number in line[shared:]})]
         own = tree_of(growth, numbers)
         self._last = own.under(path[len(self._held) : -1])
         rows = SequenceRows(self._last, self._cache, len(own))
@@ -122,7 +140,7 @@ class DraftText:
         """Keeps what was computed of a path but for its last token, and drops all else."""
         cache, held = self._cache, self._held
         if cache.was_evicted and cache.take_eviction():
-            assert self._find_cache is None, "the main model alone computes the text of a shared cache"
+            assert self.reads_text, "the main model alone computes the text of a shared cache"
             held, self._last = [], NO_ROWS
         most = min(len(held), len(path) - 1)
         if held[:most] != path[:most]:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from lp.model.causal import CausalModel
+from lp.model.extensions import ROUND_ROWS
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner, StepInput
 from lp.runner.step_times.learn import ServedStep, Trial, rising
@@ -35,8 +37,8 @@ LONG_STEP_S = 0.02
 # The number of drafts of a chain that count as accepted. Where ranks share a tree, the ranks that did not compute these
 # rows must do so in the next step.
 ACCEPTED = 3
-# Of a second model: the rounds of timed forwards, and the rows of the larger one of each.
-RELATIVE_ROUNDS, RELATIVE_ROWS = 7, 4
+# Rounds of timed forwards of a second model.
+RELATIVE_ROUNDS = 7
 # The number of best tokens that a step returns for each row.
 CANDIDATES = 8
 # A number of rows, and whether all parts of the runner share them.
@@ -121,28 +123,28 @@ def measure_step_times(
     return dataclasses.replace(shared, alone=alone, learnt_at=time.time())
 
 
-def measure_relative_costs(runner: Runner, main: CausalModel, second: CausalModel, go_on: GoOn) -> tuple[float, float]:
-    """Times forwards of a second model: with one row, and what each further row adds, in plain steps of the main model.
+def measure_relative_costs(runner: Runner, main: CausalModel, second: CausalModel, go_on: GoOn) -> tuple[float, ...]:
+    """Times forwards of a second model with each of ROUND_ROWS, in plain steps of the main model.
 
     All take turns, so that a machine that is busy for a while slows all. runner: of the main model. go_on: see
     `measure_step_times`.
     """
     num_cached = num_cached_of(min(main.max_length, second.max_length), QUICK.num_cached)
     tokens = make_sequence("relative-cost", num_cached, second.vocab_size).tokens
-    cache = second.make_cache(num_cached + RELATIVE_ROWS)
+    cache = second.make_cache(num_cached + ROUND_ROWS[-1])
     second.forward(chain(tokens), cache, 1)
     cache.keep(range(num_cached))
-    taken: dict[int, list[float]] = {0: [], 1: [], RELATIVE_ROWS: []}
+    plain, taken = list[float](), {num_rows: list[float]() for num_rows in ROUND_ROWS}
     with _stopwatch(runner, main.vocab_size, main.max_length, num_cached, True, go_on) as seconds:
         for _ in range(RELATIVE_ROUNDS):
-            taken[0].append(seconds((1, True)))
-            for num_rows in (1, RELATIVE_ROWS):
+            plain.append(seconds((1, True)))
+            for num_rows, times in taken.items():
                 begin = time.perf_counter()
                 second.forward(bushy_tree(tokens[-1], num_rows, second.vocab_size), cache, num_rows).argmax(1).tolist()
-                taken[num_rows].append(time.perf_counter() - begin)
+                times.append(time.perf_counter() - begin)
     cache.release()
-    plain, one, some = map(statistics.median, taken.values())
-    return one / plain, max(0.0, some - one) / (RELATIVE_ROWS - 1) / plain
+    medians = [statistics.median(times) / statistics.median(plain) for times in taken.values()]
+    return tuple(accumulate(medians, max))
 
 
 def _curve(medians: dict[Size, float], is_shared: bool, num_parts: int, all_rows: list[int]) -> StepTimes:

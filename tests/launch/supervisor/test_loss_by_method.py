@@ -32,14 +32,15 @@ SLOW = "parallel.delay_us=40000"
 # On a busy machine a text may end before the test gets a turn; then it begins again.
 MOST_TRIES = 5
 METHODS: dict[str, dict[str, Any]] = {
-    "draft_model": {"decode": {"method": "draft_model", "rows": 2}},
+    "draft_model": {"decode": {"method": "draft_model", "rows": 2}},  # all ranks draft
+    "ahead": {"decode": {"method": "draft_model"}},  # one rank verifies, the other one drafts
     "medusa": {"decode": {"method": "medusa", "max_rows": 8}},
     "contrastive": {"decode": {"method": "contrastive"}},
     "beam": {"decode": {"method": "beam", "num_beams": 3}},
     "best_of": {"decode": {"method": "best_of", "num_samples": 3}, "temperature": 0.9, "seed": 5},
 }
 
-GREEDY = ("draft_model", "medusa")
+GREEDY = ("draft_model", "ahead", "medusa")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,8 @@ def greedy(model: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("method", "victim"), [("draft_model", 0), ("medusa", 1), ("contrastive", 0), ("beam", 0), ("best_of", 1)]
+    ("method", "victim"),
+    [("draft_model", 0), ("ahead", 0), ("ahead", 1), ("medusa", 1), ("contrastive", 0), ("beam", 0), ("best_of", 1)],
 )
 def test_the_text_is_that_of_a_group_that_loses_nobody(two: RankServer, greedy: str, method: str, victim: int) -> None:
     two.wait_for_all()

@@ -100,4 +100,4 @@ def test_what_cannot_be_loaded_is_refused(checkpoint_folder: FolderOf, second: S
 
 def test_an_engine_without_one_loads_none(llama: Engine) -> None:
     assert not llama.checkpoint.extensions
-    assert not EngineSettings().second_models(is_alone=True)
+    assert not EngineSettings().second_models(holds_all=True)

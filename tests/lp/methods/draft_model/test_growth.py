@@ -13,11 +13,11 @@ def grown(
     round_cost: float = 0.0,
     max_depth: int = 4,
     most_drafts: int = 6,
-    row_cost: float = 0.0,
+    costs: tuple[float, ...] = (),
     pace: float = 1.0,
 ) -> Growth:
     """Every node gets the same candidates."""
-    growth = Growth(1, Calibration(), max_depth, most_drafts, round_cost, is_chain=False, row_cost=row_cost)
+    growth = Growth(1, Calibration(), max_depth, most_drafts, round_cost, is_chain=False, costs=costs)
     growth.pace = pace
     while nodes := growth.choose():
         growth.took_round(nodes)
@@ -54,7 +54,7 @@ def test_rounds_are_fewer_where_text_is_decoded_fast() -> None:
 
 
 def test_rounds_have_fewer_nodes_where_rows_are_dear() -> None:
-    cheap, dear = (grown([0.5, 0.4], 0.1, max_depth=2, row_cost=cost) for cost in (0.0, 0.3))
+    cheap, dear = (grown([0.5, 0.4], 0.1, max_depth=2, costs=costs) for costs in ((), (0.1, 1.0, 2.2, 4.6)))
     assert cheap.num_rounds == 2, "both children of the root are asked for in the second round"
     assert cheap.spent == pytest.approx(0.2)
     assert [node.candidates is not None for node in dear.nodes[:3]] == [True, True, True]
@@ -62,7 +62,7 @@ def test_rounds_have_fewer_nodes_where_rows_are_dear() -> None:
 
 
 def test_nodes_above_that_are_not_in_the_cache_cost_rows_again() -> None:
-    growth = Growth(1, Calibration(), 3, 8, 0.1, is_chain=False, row_cost=0.01)
+    growth = Growth(1, Calibration(), 3, 8, 0.1, is_chain=False, costs=(0.1, 0.13, 0.17, 0.25))
     growth.took_round([0])
     growth.add(0, Candidates([5, 6], [0.5, 0.4]))
     growth.took_round([1])

@@ -75,7 +75,7 @@ def test_its_drafts_are_better_than_those_of_a_copy_with_its_own_cache(
 ) -> None:
     """It reads exact keys and values. The difference is small, so it must not be worse by much."""
     folder = str(checkpoint_folder("llama"))
-    apart = SecondModelExtension("draft", SecondModel(weights=Weights.int4), is_alone=False)
+    apart = SecondModelExtension("draft", SecondModel(weights=Weights.int4), holds_all=False)
     of_its_own = Engine(load(ModelSettings(folder, device="cpu"), extensions=[apart]))
     assert second_of(of_its_own).memory is not of_its_own.checkpoint.model.memory
     steps = [
