@@ -20,7 +20,6 @@ from lp.model.attention import AttentionSettings
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import Checkpoint, ModelSettings, Reader, load
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.model.extensions import ROUND_ROWS
 from lp.model.gpu.cuda_graphs import Capture
 from lp.model.heads.hidden import can_give_hidden
 from lp.model.program.group import RankGroup
@@ -182,15 +181,13 @@ def time_draft_model(checkpoint: Checkpoint, runner: Runner, broadcast: Broadcas
     draft = checkpoint.extensions.get(DRAFT)
     if draft is not None and draft.model is not None:
         draft.relative_costs = measure_relative_costs(runner, checkpoint.model, draft.model, broadcast)
-        draft.relative_cost = draft.relative_costs[0]
 
 
 def agree_on_costs(checkpoint: Checkpoint, least: Callable[[int], int]) -> None:
     """Has all ranks take the least costs of second models that one has found. least: see `Topology`."""
     for _, second in sorted(checkpoint.extensions.items()):
         if second.model is not None:
-            second.relative_cost = least(max(1, round(1000 * second.relative_cost))) / 1000
-            costs = second.relative_costs or (second.relative_cost,) * len(ROUND_ROWS)
+            costs = second.relative_costs
             second.relative_costs = tuple(least(max(1, round(1000 * cost))) / 1000 for cost in costs)
 
 

@@ -15,6 +15,7 @@ from lp.model.compilation import CompileMode
 
 # Rows of the forwards whose times are measured, as those of rounds of drafts; the first is one.
 ROUND_ROWS = (1, 4, 8, 16)
+NO_COSTS = (0.0,) * len(ROUND_ROWS)
 
 # See Runner.find_cache.
 FindCache = Callable[[str, list[int]], KVCache | None]
@@ -26,17 +27,20 @@ class Extension(ABC):
     role: by which methods find it, such as draft. model: with keys and values; None for heads. shares_memory: whether
     the memory for these is the main model's, as both have the same layers. find_cache: finds the main model's cache of
     a sequence by its id and tokens, if memory is shared. is_ahead: whether some ranks draft while others compute a
-    step. relative_cost: about the seconds of a forward of it with one row, divided by those of this rank's
-    forward of the main model. relative_costs: the same with each of ROUND_ROWS; none if that was not measured. The
-    ranks of a run agree on the least.
+    step. relative_costs: about the seconds of a forward of it with each of ROUND_ROWS, divided by those of this
+    rank's forward of the main model with one. The ranks of a run agree on the least.
     """
 
     role: str
     model: CausalModel | None = None
     find_cache: FindCache | None = None
-    relative_cost: float = 0.0
-    relative_costs: tuple[float, ...] = ()
+    relative_costs: tuple[float, ...] = NO_COSTS
     is_ahead: bool = False
+
+    @property
+    def relative_cost(self) -> float:
+        """That of a forward with one row."""
+        return self.relative_costs[0]
 
     @property
     def shares_memory(self) -> bool:

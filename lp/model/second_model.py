@@ -16,7 +16,7 @@ from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError
 from lp.model.exactness import UnsupportedArchitecture, check_tree
-from lp.model.extensions import Extension, FindCache
+from lp.model.extensions import NO_COSTS, ROUND_ROWS, Extension, FindCache
 from lp.model.kernels import AttentionKind
 from lp.model.memory import DoesNotFit, check_fits, free_memory
 from lp.model.probes import text_probes
@@ -59,8 +59,7 @@ class SecondModelExtension(Extension):
     holds_all: bool = False
     model: CausalModel | None = None
     find_cache: FindCache | None = None
-    relative_cost: float = 0.0
-    relative_costs: tuple[float, ...] = ()
+    relative_costs: tuple[float, ...] = NO_COSTS
     is_ahead: bool = False
     _own: CheckpointInfo | None = None
     _references: list[Reference] = field(default_factory=list)
@@ -96,7 +95,7 @@ class SecondModelExtension(Extension):
         self.model = CausalModel(model, min(own.max_length, known.max_length), known.eos, self.attention, layers)
         self._references = check_tree(self.model, probes)
         # A forward of few rows takes the time of reading the weights.
-        self.relative_cost = self.model.weight_bytes / main.weight_bytes
+        self.relative_costs = (self.model.weight_bytes / main.weight_bytes,) * len(ROUND_ROWS)
 
     def attach(self, main: CausalModel, mode: CompileMode) -> None:
         assert self.model is not None, "it is loaded first"

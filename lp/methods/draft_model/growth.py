@@ -93,6 +93,8 @@ class Growth:
         self.calibration = calibration
         self.max_depth, self.most_drafts = max_depth, most_drafts
         self.round_cost, self.costs, self.is_chain = round_cost, costs, is_chain
+        # Tokens of the text that the first round computes as well.
+        self.num_unread = 0
         # The rounds so far, and what they cost in plain steps.
         self.num_rounds, self.spent = 0, 0.0
         # Tokens that are decoded in the time of a plain step, on average.
@@ -163,6 +165,8 @@ class Growth:
         shared = num_shared(lines)
         below = {number for line in lines for number in line[shared:]}
         num_rows = 1 + len(below) + len(set(lines[0][: shared - 1]) - self._computed)
+        if not self.num_rounds:
+            num_rows += self.num_unread
         return cost_at(self.costs, num_rows, self.round_cost)
 
     def took_round(self, chosen: Sequence[int]) -> None:

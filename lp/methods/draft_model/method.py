@@ -106,7 +106,7 @@ def drafted_text(request: Request, context: DecodingContext, can_be_ahead: bool,
         find_cache = None
     return DraftedText(
         second.model, request.sampling, prompt_length, context.vocab_size,
-        (second.relative_cost, second.relative_costs), is_drawn, find_cache, second.is_ahead and can_be_ahead,
+        second.relative_costs, is_drawn, find_cache, second.is_ahead and can_be_ahead,
     )  # fmt: skip
 
 

@@ -45,6 +45,10 @@ class DraftedText(DraftText):
         chunk = LEAST_CHUNK
         while chunk < CHUNK and cost_at(self.relative_costs, 2 * chunk, self.relative_cost) <= time:
             chunk *= 2
+        for wish in wishes:
+            text = _text(wish)
+            text.begin(wish.tokens)
+            wish.growth.num_unread = min(chunk, text.num_missing(wish.tokens))
         draft(wishes, is_alone=False, chunk=chunk)
 
 

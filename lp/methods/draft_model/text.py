@@ -51,18 +51,18 @@ class DraftText:
         sampling: Sampling,
         prompt_length: int,
         vocab_size: int,
-        costs: tuple[float, Sequence[float]],
+        costs: Sequence[float],
         is_drawn: bool,
         find_cache: FindOwnCache | None = None,
         is_ahead: bool = False,
     ):
-        """vocab_size: of the model that the drafts are for. costs: relative ones; see SecondText. is_drawn: whether
+        """vocab_size: of the model that the drafts are for. costs: see SecondText.relative_costs. is_drawn: whether
         drafts are drawn with noise of their own, as rejection sampling needs. find_cache: finds the main model's cache
         if the second model is a copy of it. is_ahead: whether the second model has a cache of its own all the same,
         because it drafts while the main model computes.
         """
         self.model = model
-        self.relative_cost, self.relative_costs = costs
+        self.relative_costs, self.relative_cost = costs, costs[0]
         self.max_length = model.max_length
         self.is_ahead = is_ahead
         self.reads_text = find_cache is None or is_ahead

@@ -44,7 +44,7 @@ def make_engine(
     if parts is not None:
         reader = read_sharded(parts) if axis == "tp" else read_stage(parts.rank, parts.num_ranks)
     checkpoint = load(settings, reader=reader, extensions=[SecondModelExtension("draft", second)])
-    checkpoint.extensions["draft"].relative_cost = 0.2  # ranks agree on it when they are assembled
+    checkpoint.extensions["draft"].relative_costs = (0.2,) * 4  # ranks agree on it when they are assembled
     if channel is None:
         return Engine(checkpoint)
     if parts is None:

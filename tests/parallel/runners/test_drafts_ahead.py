@@ -33,7 +33,7 @@ Found = list[tuple[list[int], int]]
 def make_engine(channel: Channel | None, folder: str, second: SecondModel) -> Engine:
     draft = SecondModelExtension("draft", second, holds_all=True)
     checkpoint = load(ModelSettings(folder, device="cpu"), extensions=[draft])
-    draft.relative_cost, draft.relative_costs = 0.2, (0.2, 0.22, 0.25, 0.3)
+    draft.relative_costs = (0.2, 0.22, 0.25, 0.3)
     alone = SingleDevice(checkpoint.model, 16)
     runner = share_steps(alone, channel, has_draft=True) if channel else alone
     return Engine(checkpoint, runner, fingerprints=True)

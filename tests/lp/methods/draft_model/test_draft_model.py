@@ -116,7 +116,8 @@ def test_a_draft_that_costs_as_much_as_the_model_is_used_rarely(drafting: Engine
     assert checkpoint.extensions["draft"].relative_cost == 1.0
     stats = tokens_of(Engine(checkpoint), make_prompt(20), DraftModel(), GREEDY).stats
     assert stats.proposed["draft_model"] <= 8
-    cheap = replace(checkpoint, extensions={"draft": replace(checkpoint.extensions["draft"], relative_cost=0.05)})
+    draft = replace(checkpoint.extensions["draft"], relative_costs=(0.05,) * 4)
+    cheap = replace(checkpoint, extensions={"draft": draft})
     assert tokens_of(Engine(cheap), make_prompt(20), DraftModel(), GREEDY).stats.tokens_per_step > 4
 
 

@@ -38,7 +38,7 @@ CURVES = {
 
 def with_cost(engine: Engine, cost: float, times: StepTimes | None = None) -> Engine:
     """Another engine with the same models. cost: of the second model, in plain steps."""
-    draft = replace(engine.checkpoint.extensions["draft"], relative_cost=cost)  # type: ignore[type-var]
+    draft = replace(engine.checkpoint.extensions["draft"], relative_costs=(cost,) * 4)  # type: ignore[type-var]
     return Engine(replace(engine.checkpoint, extensions={"draft": draft}), step_times=times)
 
 
