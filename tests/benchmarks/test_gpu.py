@@ -178,7 +178,7 @@ def test_a_missing_gpu_gives_one_message(call: Call, tmp_path: Path) -> None:
         pytest.param("right", marks=[pytest.mark.slow, pytest.mark.interpreted]),
         pytest.param("speed", marks=pytest.mark.slow),
         pytest.param("attention", marks=pytest.mark.exhaustive),
-        pytest.param("texts", marks=pytest.mark.slow),
+        pytest.param("texts", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_dry_run_goes_through_a_stage(stage: str, tmp_path: Path) -> None:
