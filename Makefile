@@ -35,7 +35,7 @@ PYTHONUNBUFFERED=1 $(RUN) -m pip install --progress-bar off --disable-pip-versio
     { tail -n 40 $(LOG) >&2; echo "make: pip failed; its whole output is in $(LOG)" >&2; exit 1; }
 endef
 
-.PHONY: help setup demo real-model test test-lowest test-slow test-kernels test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
+.PHONY: help setup demo real-model test test-lowest test-slow test-exhaustive test-kernels test-cluster test-cluster-quick test-clients test-page fuzz docs lint format train-demo bench clean distclean
 
 help:  ## List the targets
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -67,7 +67,7 @@ real-model: $(STAMP)  ## Download SmolLM2-135M-Instruct (93 MB, once), for model
 	@HF_HUB_OFFLINE=1 $(RUN) -m launch.real_model $(ARGS)
 
 test: $(STAMP)  ## Run the tests that take seconds (ARGS="-k name", WORKERS=0 for one process)
-	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not page" $(ARGS)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "not cluster and not slow and not exhaustive and not page" $(ARGS)
 
 # The lowest versions that pyproject.toml allows. Triton 3.6 interprets kernels with numpy up to 2.3.
 LOWEST := torch==2.11.0 triton==3.6.0 transformers==5.17.0 "numpy<2.4"
@@ -79,8 +79,11 @@ test-lowest:  ## Run the quick tests with the lowest versions of torch, Triton a
 	    $(LOWEST) -e ".[serve,bench,ray,dev]"
 	@$(MAKE) test VENV=.venv-lowest STAMP=
 
-test-slow: $(STAMP)  ## Run the long tests, and every combination of what `make test` checks once
-	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not interpreted and not cluster and not page" $(ARGS)
+test-slow: $(STAMP)  ## Run the long tests, and other combinations of what `make test` checks once
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not exhaustive and not interpreted and not cluster and not page" $(ARGS)
+
+test-exhaustive: $(STAMP)  ## Run every combination of what the other targets check in a few (about 20 minutes)
+	@$(TESTS) -n $(WORKERS) --dist worksteal -m exhaustive $(ARGS)
 
 test-kernels: $(STAMP)  ## Run the long tests on an emulated GPU, after a change of lp/model/gpu (about half an hour)
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m interpreted $(ARGS)

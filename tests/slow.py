@@ -1,4 +1,4 @@
-"""Which members of a group of tests are slow: `make test` runs some of them, `make test-slow` the others."""
+"""Which target runs a member of a group of tests: `make test`, `make test-slow` or `make test-exhaustive`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ def slow_except(values: Iterable[Any], *quick: Any) -> list[Any]:
     A tuple holds the values of several arguments.
     """
     listed = list(values)
-    if absent := [one for one in quick if one not in listed]:
-        raise ValueError(f"no values of this test: {absent}")
+    _check(listed, quick)
     return [_parameter(one, () if one in quick else pytest.mark.slow) for one in listed]
+
+
+def exhaustive_except(values: Iterable[Any], *slow: Any, quick: Iterable[Any] = ()) -> list[Any]:
+    """The values of a parametrized test, all of which are marked exhaustive, but for those that are slow or quick."""
+    listed, quick = list(values), list(quick)
+    _check(listed, [*slow, *quick])
+    marks = [() if one in quick else pytest.mark.slow if one in slow else pytest.mark.exhaustive for one in listed]
+    return [_parameter(one, mark) for one, mark in zip(listed, marks, strict=True)]
+
+
+def _check(listed: list[Any], named: Iterable[Any]) -> None:
+    if absent := [one for one in named if one not in listed]:
+        raise ValueError(f"no values of this test: {absent}")
 
 
 def _parameter(value: Any, marks: Any) -> Any:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.parallel.ranks import forking
+
+
+@pytest.fixture(autouse=True)
+def no_imports_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has processes that benchmarks spawn forked from a server which has imported what they need."""
+    get_context = multiprocessing.get_context
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda method=None: forking() if method == "spawn" else get_context(method)
+    )
 
 
 @pytest.fixture

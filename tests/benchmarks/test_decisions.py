@@ -19,17 +19,18 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return decisions.main()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", ["lp1", "lp2"])
 def test_two_records_are_equal_and_a_planted_difference_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
-    which = ("--quick", "--parts", "lp2", "--methods", "lookahead,auto,beam", "--max-new-tokens", 6)
+    which = ("--quick", "--parts", part, "--methods", "lookahead,auto,beam", "--max-new-tokens", 6)
     for path in (before, after):
         assert run(monkeypatch, "record", path, "--checkout", CHECKOUT, "--cache", tmp_path / "cache", *which) == 0
     assert run(monkeypatch, "compare", before, after) == 0
     record = json.loads(after.read_text())
-    key = "lp2 lookahead greedy prompt 0"
+    key = f"{part} lookahead greedy prompt 0"
     assert sum(map(len, record["decisions"][key]["accepted"])) == 6
     record["decisions"][key]["tree_sizes"][1] += 1
     after.write_text(json.dumps(record))

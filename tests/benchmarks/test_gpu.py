@@ -7,19 +7,47 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import parse_arguments
 from benchmarks.gpu.plan import STAGES
 
+Call = Callable[..., subprocess.CompletedProcess[str]]
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "OUT"} | environment
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=variables)
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    """What the command finds out about the machine, in a process of its own that imports torch."""
+    return command.probe()
+
+
+@pytest.fixture
+def call(facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls the command in this process, which looks at the machine once for all tests."""
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.setattr(command, "probe", lambda: facts)
+    monkeypatch.setattr(command, "signal", Mock())  # how SIGTERM ends this process is not the command's affair
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
+        code: Any = 0
+        try:
+            command.main()
+        except SystemExit as stopped:
+            code = stopped.code
+        said = capsys.readouterr()
+        if isinstance(code, str):
+            return subprocess.CompletedProcess([], 1, said.out, f"{said.err}{code}\n")
+        return subprocess.CompletedProcess([], code, said.out, said.err)
+
+    return call
 
 
 def write_plan(folder: Path, **scripts: str) -> list[str]:
@@ -40,7 +68,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells[2:]}
 
 
-def test_what_hangs_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_what_hangs_or_crashes_does_not_stop_the_rest(call: Call, tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
     options = write_plan(
         tmp_path,
@@ -66,8 +94,7 @@ def test_what_hangs_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert "## The end of the output of hangs\n\n    so far" in written and rows(written) == found
 
 
-@pytest.mark.slow
-def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
+def test_a_second_run_does_what_is_missing(call: Call, tmp_path: Path) -> None:
     note = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     options = write_plan(tmp_path, works=f"{note}; print('fine')", fails=f"{note}; raise SystemExit('no')")
     runs = [(tmp_path / "runs").read_text() for _ in range(2) if call(*options).returncode == 1]
@@ -76,8 +103,7 @@ def test_a_second_run_does_what_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "xxxxx"
 
 
-@pytest.mark.slow
-def test_what_needs_a_missing_module_is_left_out(tmp_path: Path) -> None:
+def test_what_needs_a_missing_module_is_left_out(call: Call, tmp_path: Path) -> None:
     options = write_plan(tmp_path, works="print('all is well')")
     plan = tmp_path / "plan.json"
     needy = {"name": "needy", "command": ["-c", "raise SystemExit(1)"], "seconds": 20.0, "needs": "no_such_module"}
@@ -87,7 +113,7 @@ def test_what_needs_a_missing_module_is_left_out(tmp_path: Path) -> None:
     assert rows(done.stdout)["needy"] == ["left out", "", "needs no_such_module, which is not installed"]
 
 
-def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
+def test_without_time_nothing_is_begun(call: Call, tmp_path: Path) -> None:
     options = write_plan(tmp_path, slow="print('never')")
     done = call(*options, "--minutes", "0.001")
     assert done.returncode == 1
@@ -132,26 +158,35 @@ def test_bad_options_are_told(
     assert caught.value.code == 2 and message in said and "Traceback" not in said
 
 
-@pytest.mark.slow
-def test_a_plan_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_used_is_told(call: Call, tmp_path: Path) -> None:
     done = call("--dry-run", "--stage", "right", "--plan", "/nowhere.json", "--out", str(tmp_path))
     assert done.returncode not in (0, None) and "Traceback" not in done.stderr
     assert "--plan /nowhere.json cannot be used" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_gives_one_message(tmp_path: Path) -> None:
-    done = call("--stage", "right", OUT=str(tmp_path))
+def test_a_missing_gpu_gives_one_message(call: Call, tmp_path: Path) -> None:
+    done = call("--stage", "right", "--out", str(tmp_path))
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no GPU that torch can use here: " in done.stderr and "try it out with --dry-run" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("right", marks=[pytest.mark.slow, pytest.mark.interpreted]),
+        pytest.param("speed", marks=pytest.mark.slow),
+        pytest.param("attention", marks=pytest.mark.exhaustive),
+        pytest.param("texts", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_dry_run_goes_through_a_stage(stage: str, tmp_path: Path) -> None:
-    done = call("--dry-run", "--stage", stage, "--minutes", "3", OUT=str(tmp_path))
+    arguments = ["--dry-run", "--stage", stage, "--minutes", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        capture_output=True, text=True, timeout=200, env={**os.environ, "OUT": str(tmp_path)},
+    )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert {row[0] for row in rows(done.stdout).values()} == {"done"}
     files = {path.name for path in tmp_path.iterdir()}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.multi_gpu import told_failures
+from benchmarks.multi_gpu import parse_arguments, told_failures
 from tests.benchmarks.nodes import two_nodes
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 
 def call(*arguments: str, num_ranks: int = 2) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def states(page: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells[2:]}
 
 
-@pytest.mark.parametrize("num_ranks", slow_except([2, 4]))
+@pytest.mark.parametrize("num_ranks", exhaustive_except([2, 4], quick=[2]))
 def test_rows_pass_or_say_why_they_were_not_run(num_ranks: int, tmp_path: Path) -> None:
     done = call("--rows", "exchange", "sums", "text", "prompt", "--output", str(tmp_path), num_ranks=num_ranks)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,7 +40,7 @@ def test_rows_pass_or_say_why_they_were_not_run(num_ranks: int, tmp_path: Path) 
     assert set(found.values()) == {"passed", "not run"} and len(found) == 11
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_rows_are_run(tmp_path: Path) -> None:
     done = call("--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -57,7 +57,7 @@ def test_ranks_on_two_nodes_share_no_memory(tmp_path: Path) -> None:
                     sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number),
                     "--nproc-per-node", "1", "--master-addr", nodes[0].address, "--master-port", "29500",
                     "-m", "benchmarks.multi_gpu", "--device", "cpu", "--max-new-tokens", "12",
-                    "--rows", "exchange", "sums", "text", "prompt", "speed", "--output", str(tmp_path),
+                    "--rows", "exchange", "sums", "text", "prompt", "--output", str(tmp_path),
                 ),
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
@@ -69,7 +69,7 @@ def test_ranks_on_two_nodes_share_no_memory(tmp_path: Path) -> None:
     found = states(page)
     assert page.count("the ranks are on several hosts") == 2
     not_run = {name for name, state in found.items() if state != "passed"}
-    lacking = {"exchange, nccl", "sums, nccl", "text, lp x tp", "speed, lp x tp"}
+    lacking = {"exchange, nccl", "sums, nccl", "text, lp x tp"}
     assert not_run == {"exchange, shm", "sums, shm", *lacking} and "FAILED" not in found.values(), page
 
 
@@ -80,9 +80,14 @@ def test_the_row_of_lost_ranks_names_what_failed() -> None:
     assert told_failures(subprocess.CompletedProcess([], 1, "", "ImportError: no httpx")) == "ImportError: no httpx"
 
 
-def test_a_start_without_ranks_is_told() -> None:
-    for arguments, message in (([], "start it with torchrun"), (["--ray"], "--ray and --ranks N belong together")):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.multi_gpu", *arguments], capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 2 and message in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "start it with torchrun"), (["--ray"], "--ray and --ranks N belong together")],
+)
+def test_a_start_without_ranks_is_told(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["multi_gpu", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments()
+    assert stopped.value.code == 2 and message in capsys.readouterr().err

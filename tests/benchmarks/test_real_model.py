@@ -56,7 +56,7 @@ def kept_in(folder: Path) -> dict:
     return json.loads(path.read_text())["measurements"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_parts_are_measured_once(
     on_categories: Callable[..., Path], stood_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from tests.benchmarks.results import read
 from tests.launch.server.checkpoint import write
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_soaks_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak_command, "serving", pretended_ranks.serving)
     monkeypatch.setattr(soak_command, "SAMPLE_S", 0.2)

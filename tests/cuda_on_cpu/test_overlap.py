@@ -26,7 +26,7 @@ from tests.slow import slow_except
 Folders = dict[str, Path]
 pytestmark = pytest.mark.usefixtures("cuda")
 
-PROMPT = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9]
+PROMPT, NUM_TOKENS = [5, 9, 5, 9, 5, 7, 30, 31, 32, 5, 9], 14
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, seed=1),
     "temperature": Sampling(temperature=0.8, seed=1),
@@ -63,7 +63,7 @@ class Diary(SingleDevice):
 
 
 def generate(engine: Engine, decode: DecodingMethod, sampling: Sampling) -> Completion:
-    return engine.generate(PROMPT, decode=decode, sampling=sampling, stopping=Stopping(24, ignore_eos=True))
+    return engine.generate(PROMPT, decode=decode, sampling=sampling, stopping=Stopping(NUM_TOKENS, ignore_eos=True))
 
 
 @pytest.mark.parametrize("name", slow_except(SAMPLINGS, "greedy", "top-k and top-p"))
@@ -140,7 +140,7 @@ def two(checkpoint: Checkpoint) -> Iterator[Engine]:
     """An engine with two requests, which have had a step and have another under way."""
     engine = Engine(checkpoint)
     for name in ("a", "b"):
-        stopping = Stopping(24, ignore_eos=True)
+        stopping = Stopping(NUM_TOKENS, ignore_eos=True)
         engine.add_request(
             engine.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
         )
@@ -169,7 +169,7 @@ def test_a_request_is_cancelled_while_a_step_is_under_way(cancelled: str, left: 
 def test_requests_resume_from_a_step_under_way(two: Engine) -> None:
     requests = {}
     for name in ("a", "b"):
-        stopping = Stopping(24, ignore_eos=True)
+        stopping = Stopping(NUM_TOKENS, ignore_eos=True)
         requests[name] = two.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
     known = two.generated()
     two.resume(two.runner, [(requests[name], known[name]) for name in ("b", "a")], None)
@@ -215,4 +215,4 @@ def test_a_stream_whose_start_fails_ends(checkpoint: Checkpoint) -> None:
         list(stream)
     assert engine.step() == []
     assert engine.is_idle
-    assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == 24
+    assert len(generate(engine, Autoregressive(), SAMPLINGS["greedy"]).token_ids) == NUM_TOKENS

@@ -192,7 +192,7 @@ def test_a_prompts_text_is_that_of_our_own_kernel(
 
 
 def test_the_check_at_load_sees_a_prompt(
-    folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], triton: None, two_rungs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault that no trial can see, as it lies in how a step's prompts are given to a function that is right."""
     attend = PromptStep.attend

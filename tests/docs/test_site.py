@@ -12,8 +12,9 @@ from docs.website.html_links import find_faults
 from tests.docs.links import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere():
+    """`make docs` builds and checks it in continuous integration."""
     pytest.importorskip("zensical")
     done = subprocess.run([sys.executable, "-m", "docs.website"], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ import pytest
 from launch import bench, cache
 from launch.config import configuration, process
 from tests.examples.commands import Command, find_commands
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 COMMANDS = find_commands()
 FIRST_OF_EACH_FILE = {command.file: command for command in reversed(COMMANDS)}.values()
@@ -51,7 +51,7 @@ def check(settings: Any) -> None:
             getattr(settings, group).check()
 
 
-@pytest.mark.parametrize("command", slow_except(COMMANDS, *FIRST_OF_EACH_FILE), ids=str)
+@pytest.mark.parametrize("command", exhaustive_except(COMMANDS, quick=FIRST_OF_EACH_FILE), ids=str)
 def test_a_command_composes(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("keys.txt").write_text("a-key\n")  # which the examples name

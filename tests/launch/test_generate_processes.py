@@ -14,6 +14,7 @@ import pytest
 
 from tests.launch import commands
 from tests.launch.conftest import Main
+from tests.slow import exhaustive_except
 
 
 @pytest.mark.slow
@@ -52,19 +53,20 @@ def test_degrees_that_do_not_fit_are_refused_once(folder: str, tmp_path: Path) -
     assert result.stderr.count("error: parallel.lp=2 * parallel.tp=2 needs 4 rank(s), but there are 2") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_single_mode_with_two_ranks_is_refused_once(folder: str, tmp_path: Path) -> None:
     result = commands.run("generate", [f"model.path={folder}", "prompt=x", "parallel=single"], tmp_path, num_ranks=2)
     assert result.returncode != 0
     assert result.stderr.count("error: parallel.mode=single") == 1
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_the_texts_so_far(folder: str, tmp_path: Path) -> None:
     prompts = commands.write_prompts(tmp_path, 2000)
     arguments = [
         f"model.path={folder}",
         prompts,
-        "max_new_tokens=200",
+        "max_new_tokens=40",
         "format=json",
         "ignore_eos=true",
     ]
@@ -80,14 +82,11 @@ def test_interrupt_keeps_the_texts_so_far(folder: str, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "shown",
-    [
-        ["format=json"],
-        pytest.param(["format=text"], marks=pytest.mark.slow),
-        pytest.param(["format=text", "color=always"], marks=pytest.mark.slow),
-    ],
+    exhaustive_except(
+        [["format=json"], ["format=text"], ["format=text", "color=always"]], ["format=text", "color=always"]
+    ),
 )
 def test_a_reader_that_leaves_ends_the_program_quietly(shown: list[str], folder: str, tmp_path: Path) -> None:
     """The reader closes its end of the pipe after one line, as `head -1` does."""

@@ -24,9 +24,12 @@ from tests.gguf_files import write_gguf
 from tests.launch import commands
 from tests.models import save_checkpoint
 from tests.parallel.ranks import free_port
+from tests.slow import exhaustive_except
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 START_LIMIT_S = 90
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass
@@ -168,8 +171,7 @@ def wait_for(holds: Callable[[], bool]) -> bool:
     return held
 
 
-@pytest.mark.parametrize("mode", ["auto", "lp", "dp"])
-@pytest.mark.slow
+@pytest.mark.parametrize("mode", exhaustive_except(["auto", "lp", "dp"], "auto"))
 def test_groups_of_ranks_change_their_size_with_the_requests(
     mode: str, folder: Path, tmp_path: Path, engine: Engine
 ) -> None:
@@ -191,7 +193,6 @@ def test_groups_of_ranks_change_their_size_with_the_requests(
     assert served.process.wait(timeout=60) == 0, served.log.read_text()
 
 
-@pytest.mark.slow
 def test_sigterm_lets_running_requests_finish_on_all_ranks(folder: Path, tmp_path: Path) -> None:
     served = start(folder, tmp_path)
     body = {"prompt": "def f(", "max_tokens": 300, "stream": True, "ignore_eos": True}
@@ -205,7 +206,6 @@ def test_sigterm_lets_running_requests_finish_on_all_ranks(folder: Path, tmp_pat
     assert served.process.wait(timeout=60) == 0, served.log.read_text()
 
 
-@pytest.mark.slow
 def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine) -> None:
     served = start(folder, tmp_path, num_ranks=1)
     reply = served.client.completions.create(model=folder_name(served), prompt="def f(x):", max_tokens=20)
@@ -215,7 +215,6 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
     assert "Traceback" not in served.log.read_text()
 
 
-@pytest.mark.slow
 def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front end and both ranks need the file's vocabulary; one of them reads it for all."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
@@ -229,7 +228,7 @@ def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert served.log.read_text().count("read the vocabulary of Tiny.gguf") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path: Path) -> None:
     """torchrun itself ends with another exit code than 0."""
     served = start(folder, tmp_path)
@@ -244,7 +243,6 @@ def test_sigterm_to_torchrun_lets_running_requests_finish(folder: Path, tmp_path
     assert served.process.wait(timeout=60) != 0
 
 
-@pytest.mark.slow
 def test_a_killed_rank_ends_the_server(folder: Path, tmp_path: Path) -> None:
     served = start(folder, tmp_path)
     os.kill(served.rank_pids()[1], signal.SIGKILL)
@@ -252,7 +250,7 @@ def test_a_killed_rank_ends_the_server(folder: Path, tmp_path: Path) -> None:
     assert "rank" in served.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_port_in_use_is_reported_once(two_ranks: Served, tmp_path: Path) -> None:
     port = two_ranks.url.rsplit(":", 1)[1]
     result = commands.run("serve", [f"model.path={two_ranks.folder}", f"server.port={port}"], tmp_path, num_ranks=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from lp.methods.auto.method import Auto
 from lp.request import Request
 from lp.runner.runner import StepInput
 from lp.runner.single_device import Pending, SingleDevice
+from lp.runner.step_times import measure as measure_module
 from lp.runner.step_times.learn import Trial
 from lp.scheduling import scheduler as scheduler_module
 from lp.step_cost import StepTimes
@@ -26,37 +26,28 @@ from parallel.groups.worker import run_engine
 
 # A busy machine: a step of one row seemed to take long, and one of many rows no longer.
 BUSY = StepTimes((1, 2, 4, 8, 16, 32, 64), (0.1, 0.101, 0.101, 0.101, 0.101, 0.101, 0.102))
-# What a row really adds to a step: more than what other processes add to one. By a clock of the test's own, a step
-# takes STEP_S more.
+# What a row really adds to a step, and what the step takes beside that.
 ROW_S, STEP_S = 0.0005, 0.002
 # With a seed, since windows are filled by it.
 GREEDY = Sampling(temperature=0.0, seed=1)
 
 
 class Slow(SingleDevice):
-    """Takes some time for each row, and notes how many rows each step has."""
+    """Takes some time for each row, by a clock of its own: nothing else on this machine has a part in what steps take.
+
+    rows: how many each step had. now: what the engine's clock shows.
+    """
 
     def __init__(self, model: Any):
         super().__init__(model)
         self.rows: list[int] = []
-
-    def spend(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self.now = 0.0
 
     def launch(self, steps: list[StepInput]) -> Pending:
         num_rows = sum(len(step.tree) for step in steps)
         self.rows.append(num_rows)
-        self.spend(ROW_S * num_rows)
+        self.now += STEP_S + ROW_S * num_rows
         return super().launch(steps)
-
-
-class SlowByItsOwnClock(Slow):
-    """Nothing else that runs on this machine has a part in what steps take. now: what the engine's clock shows."""
-
-    now = 0.0
-
-    def spend(self, seconds: float) -> None:
-        self.now += STEP_S + seconds
 
 
 class Script:
@@ -96,18 +87,16 @@ def kept() -> list[StepTimes]:
 
 
 @pytest.fixture
-def engine(llama: Engine, kept: list[StepTimes]) -> tuple[Engine, Slow]:
-    runner = Slow(llama.checkpoint.model)
-    made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
-    return made, runner
+def runner(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    made = Slow(llama.checkpoint.model)
+    for module in (engine_module, scheduler_module, host_time_module, measure_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
 
 
 @pytest.fixture
-def runner(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> SlowByItsOwnClock:
-    made = SlowByItsOwnClock(llama.checkpoint.model)
-    for module in (engine_module, scheduler_module, host_time_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made.now))
-    return made
+def engine(llama: Engine, runner: Slow, kept: list[StepTimes]) -> Engine:
+    return Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
 
 
 def requests(engine: Engine, number: int, num_tokens: int = 240) -> list[Request]:
@@ -116,12 +105,11 @@ def requests(engine: Engine, number: int, num_tokens: int = 240) -> list[Request
 
 
 def test_figures_of_a_busy_machine_do_not_decide_for_ever(
-    runner: SlowByItsOwnClock, kept: list[StepTimes], llama: Engine
+    engine: Engine, runner: Slow, kept: list[StepTimes], llama: Engine
 ) -> None:
-    made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append)
-    script = Script(requests(made, 4))
-    run_engine(made, Channel(LocalExchange()), script, script.emit)
-    assert kept and made.history.step_times == kept[-1] and kept[-1].num_steps > 0
+    script = Script(requests(engine, 4))
+    run_engine(engine, Channel(LocalExchange()), script, script.emit)
+    assert kept and engine.history.step_times == kept[-1] and kept[-1].num_steps > 0
     few, many = kept[-1].at(2), kept[-1].at(32)
     assert many > 2 * few, "thirty rows take longer than two"
     first, last = runner.rows[:40], runner.rows[-40:]
@@ -135,27 +123,25 @@ def test_figures_of_a_busy_machine_do_not_decide_for_ever(
 
 
 def test_an_idle_engine_tries_single_steps_until_it_knows_enough(
-    engine: tuple[Engine, Slow], kept: list[StepTimes]
+    engine: Engine, runner: Slow, kept: list[StepTimes]
 ) -> None:
-    made, runner = engine
-    script = Script(requests(made, 1, num_tokens=4), num_idle=200)
-    run_engine(made, Channel(LocalExchange()), script, script.emit)
-    assert made.next_trial() is None and set(runner.rows) >= set(BUSY.rows)
+    script = Script(requests(engine, 1, num_tokens=4), num_idle=200)
+    run_engine(engine, Channel(LocalExchange()), script, script.emit)
+    assert engine.next_trial() is None and set(runner.rows) >= set(BUSY.rows)
     assert runner.cache_bytes == 0, "nothing is left of the sequence that was tried"
     assert len(runner.rows) < 60 and kept[-1].at(64) > 3 * kept[-1].at(4)
 
 
-def test_a_request_ends_trials(engine: tuple[Engine, Slow]) -> None:
-    made, runner = engine
-    made.try_step(Trial(1, True, False))
-    made.try_step(Trial(8, True, False))
+def test_a_request_ends_trials(engine: Engine, runner: Slow) -> None:
+    engine.try_step(Trial(1, True, False))
+    engine.try_step(Trial(8, True, False))
     assert list(runner.states) == ["step-times-trial"]
-    (request,) = requests(made, 1, num_tokens=4)
-    made.add_request(request)
+    (request,) = requests(engine, 1, num_tokens=4)
+    engine.add_request(request)
     assert list(runner.states) == [request.id]
 
 
-def test_engines_of_programs_learn_too(llama: Engine, kept: list[StepTimes], runner: SlowByItsOwnClock) -> None:
+def test_engines_of_programs_learn_too(llama: Engine, kept: list[StepTimes], runner: Slow) -> None:
     made = Engine(llama.checkpoint, runner, step_times=BUSY, keep_times=kept.append, is_alone=True)
     stopping = Stopping(200, ignore_eos=True)
     for _ in range(3):

@@ -15,7 +15,7 @@ from lp.engine.input import RequestBuilder
 from lp.request import Completion, DecodingMethod
 from lp.runner.single_device import SingleDevice
 from tests.models import ARCHITECTURES, ATTENTION_KINDS, CONTEXT, SLIDING_WINDOW, VOCAB_SIZE, generate_greedily
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 SIZES = [(1, 2, 1), (3, 3, 3), (5, 4, 5), (7, 5, 7), (15, 5, 15)]
@@ -69,7 +69,7 @@ def test_every_architecture_with_a_wide_window_and_a_long_prompt(
 ) -> None:
     prompt = make_prompt(300, seed=2)
     expected = generate_greedily(reference_of(architecture), prompt, NUM_TOKENS)
-    for size in SIZES:
+    for size in (SIZES[0], SIZES[-1]):
         assert decode(engine_of(architecture), prompt, Lookahead(*size), NUM_TOKENS) == expected, size
 
 
@@ -81,8 +81,16 @@ def test_the_text_is_varied_and_drafts_are_accepted(llama: Engine) -> None:
     assert completion.stats.tokens_per_step > 1.1
 
 
-@pytest.mark.parametrize("size", slow_except([(size,) for size in SIZES], (SIZES[0],)), ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "size"),
+    exhaustive_except(
+        [(method, size) for method in METHODS for size in SIZES],
+        *((method, SIZES[-1]) for method in METHODS),
+        *(("lookahead", size) for size in SIZES[1:-1]),
+        quick=[(method, SIZES[0]) for method in METHODS],
+    ),
+    ids=str,
+)
 def test_every_size(method: str, size: tuple[int, int, int], llama: Engine, llama_reference: PreTrainedModel) -> None:
     for length in (1, 2, 33):
         prompt = make_prompt(length, seed=1)

@@ -12,7 +12,7 @@ from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 
 @pytest.mark.parametrize("seed", slow_except(range(2), 0))
@@ -23,8 +23,7 @@ def test_a_mixture_of_requests_yields_what_each_yields_alone(seed: int, llama: E
     check_mixture(mixture, llama)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_pages", [3, 7])
+@pytest.mark.parametrize("num_pages", exhaustive_except([3, 7], 3))
 def test_preempted_requests_continue_as_if_nothing_had_happened(num_pages: int, llama: Engine) -> None:
     engine, dropped = Engine(llama.checkpoint, budget=KVBudget(num_pages)), []
     drop = engine.runner.drop

@@ -21,17 +21,22 @@ from contextlib import chdir
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
 
+from lp.platform.disk_cache import VARIABLE
+
 # Ranks are forked from a server that has imported what they need, so that each starts in a fraction of a second. Those
 # on a GPU are not: CUDA does not work in a fork of a process that has looked for GPUs, which some imports do.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.parallel.preloaded"])
 _CHECKOUT = Path(__file__).resolve().parents[2]
+# Ranks share what the test run has compiled, also those of a test that has a cache of its own.
+_CACHE = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
 
 
 @dataclass
@@ -89,9 +94,7 @@ def run_ranks_to_end(
     themselves; they are killed once all others have ended. own_store: rank 0 hosts the Store instead of this process,
     as without torchrun.
     """
-    context = _CONTEXT if device == "cpu" else multiprocessing.get_context("spawn")
-    with chdir(_CHECKOUT):  # where the server finds what it imports
-        forkserver.ensure_running()
+    context = forking() if device == "cpu" else multiprocessing.get_context("spawn")
     store = None if own_store else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = free_port() if store is None else store.port
     with tempfile.TemporaryDirectory() as folder:
@@ -113,6 +116,13 @@ def run_ranks_to_end(
     return outcomes
 
 
+def forking() -> ForkServerContext:
+    """The context of processes that are forked from a server which has imported what ranks need."""
+    with chdir(_CHECKOUT):  # where the server finds what it imports
+        forkserver.ensure_running()
+    return _CONTEXT
+
+
 def _environment(rank: int, num_ranks: int, port: int, agent_store: bool) -> dict[str, str]:
     return {
         "RANK": str(rank),
@@ -123,6 +133,7 @@ def _environment(rank: int, num_ranks: int, port: int, agent_store: bool) -> dic
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
         "OMP_NUM_THREADS": "1",
+        **_CACHE,
     }
 
 

@@ -21,7 +21,7 @@ def call(monkeypatch: pytest.MonkeyPatch, output: Path, *arguments: str) -> None
     main()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_streams_against_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     options = ["--model", str(DEMO), "--streams", "1,2", "--requests", "2", "--rounds", "1", "--max-new-tokens", "8"]

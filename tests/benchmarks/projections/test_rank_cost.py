@@ -14,7 +14,7 @@ from benchmarks.projections.rank_cost import cost_of, full_tree
 from parallel.comm.channel import HEADER
 from parallel.runners.partition import partition
 from tests.models import save_checkpoint
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 TREE = full_tree(5, 4, 3)
 CONTEXT = 40
@@ -39,8 +39,14 @@ def test_computed_is_measured(
         assert one.computed == one.measured, one
 
 
-@pytest.mark.parametrize("degrees", [{"tp": 2}, {"tp": 4}], ids=str)
-@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+@pytest.mark.parametrize(
+    ("architecture", "degrees"),
+    exhaustive_except(
+        [(name, degrees) for name in ("llama", "phi3") for degrees in ({"tp": 2}, {"tp": 4})],
+        quick=[("llama", {"tp": 4}), ("phi3", {"tp": 2})],
+    ),
+    ids=str,
+)
 def test_the_rank_with_the_highest_cost_counts(architecture: str, degrees: dict[str, int], tmp_path: Path) -> None:
     """Heads, columns and tokens do not divide, so that ranks differ."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "intermediate_size": 70}
@@ -50,8 +56,14 @@ def test_the_rank_with_the_highest_cost_counts(architecture: str, degrees: dict[
         assert one.computed == one.measured, one
 
 
-@pytest.mark.parametrize("degrees", [{}, {"tp": 2}], ids=str)
-@pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
+@pytest.mark.parametrize(
+    ("architecture", "degrees"),
+    exhaustive_except(
+        [(name, degrees) for name in ("gpt2", "mixtral") for degrees in ({}, {"tp": 2})],
+        quick=[("gpt2", {}), ("mixtral", {"tp": 2})],
+    ),
+    ids=str,
+)
 def test_experts_and_packed_projections_are_counted(architecture: str, degrees: dict[str, int], tmp_path: Path) -> None:
     path = str(save_checkpoint(tmp_path, architecture, num_key_value_heads=4))
     cost = cost_of(AutoConfig.from_pretrained(path), torch.float32, degrees, TREE, CONTEXT)

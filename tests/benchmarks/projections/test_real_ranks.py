@@ -20,7 +20,7 @@ DECODE = Lookahead(5, 4, 5)
 LP = ProjectionCase("lp", 2, "lookahead")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_ranks_are_measured(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def f(x):"}\n')

@@ -18,6 +18,7 @@ PAGES = STREAMS * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process's memory")
+@pytest.mark.slow
 def test_streams_stay_within_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_folder: Callable[[str], Path]
 ) -> None:

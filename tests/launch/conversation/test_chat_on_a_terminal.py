@@ -15,6 +15,7 @@ from tests.launch.conversation.terminals import ALT_ENTER, CTRL_C, CTRL_D, ENTER
 from tests.launch.server.harness import eventually, serving
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_answer_alone_and_then_the_chat(talkative_folder: str, tmp_path: Path) -> None:
     with terminal([f"model.path={talkative_folder}", *QUICK], tmp_path) as screen:
         screen.expect("single on 1 rank.*/help lists the commands")

@@ -48,6 +48,7 @@ def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) 
     assert found.is_broken and found.text == "the NVIDIA driver is too old"
 
 
+@pytest.mark.slow
 def test_exchanges_between_ranks_are_measured() -> None:
     found = by_name(list(links.between_ranks(2)))
     assert found.keys() == {"shm", "gloo"}

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.faults.rank_server import serve_command
 from tests.launch.commands import environment
-
-pytestmark = pytest.mark.slow
+from tests.slow import exhaustive_except
 
 ENDS_WITHIN_S = 300
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(model, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"no weights")
@@ -30,11 +30,14 @@ def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [
+    exhaustive_except(
+        [
+            ("parallel=tp", "parallel.tp=5 is more than the 4 attention heads"),
+            ("parallel=pp", "parallel.pp=5 is more than"),
+            ("parallel.timeout_s=0", "parallel.timeout_s=0 must be"),
+        ],
         ("parallel=tp", "parallel.tp=5 is more than the 4 attention heads"),
-        ("parallel=pp", "parallel.pp=5 is more than"),
-        ("parallel.timeout_s=0", "parallel.timeout_s=0 must be"),
-    ],
+    ),
 )
 def test_settings_that_cannot_be_are_refused_before_a_rank_is_started(model: Path, setting: str, words: str) -> None:
     command = [*serve_command(model, 5), setting]

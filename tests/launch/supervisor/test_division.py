@@ -19,9 +19,6 @@ DIVIDED = "each with requests of its own"
 Answer = tuple[str, list[str], str]
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def two(model: Path) -> Iterator[RankServer]:
     with serving(model, 2) as server:
@@ -72,6 +69,7 @@ def check(found: list[Future[Answer]], alone: list[Answer]) -> None:
         assert future.result() == expected, number
 
 
+@pytest.mark.slow
 def test_many_requests_are_divided_and_yield_what_they_yield_alone(two: RankServer, alone: list[Answer]) -> None:
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         check(start_all(two, pool), alone)
@@ -80,6 +78,7 @@ def test_many_requests_are_divided_and_yield_what_they_yield_alone(two: RankServ
     assert two.log.count(DIVIDED) >= 2
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServer, alone: list[Answer]) -> None:
     asked = body("greedy", "def number_0(", 6 * TOKENS)
     expected = answer(two, asked)
@@ -92,6 +91,7 @@ def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServ
     assert (two.status().epoch or 0) >= before + 2
 
 
+@pytest.mark.slow
 def test_what_was_computed_for_a_prompt_is_used_again_when_the_ranks_have_divided(
     two: RankServer, alone: list[Answer]
 ) -> None:
@@ -105,6 +105,7 @@ def test_what_was_computed_for_a_prompt_is_used_again_when_the_ranks_have_divide
     assert cached(two, [*prompt, 34]) >= 190
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answer], victim: int) -> None:
     two.wait_for_all()
@@ -116,6 +117,7 @@ def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answ
     two.wait_for_all(gone)
 
 
+@pytest.mark.slow
 def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: list[Answer]) -> None:
     with serving(model, 2, "parallel=dp") as server:
         server.wait_until(lambda status: status.divided, "each rank serves requests of its own")
@@ -124,6 +126,7 @@ def test_with_dp_each_rank_serves_its_own_from_the_start(model: Path, alone: lis
         assert server.status().divided
 
 
+@pytest.mark.exhaustive
 def test_four_ranks_form_groups_of_two_and_outlive_a_loss(model: Path, alone: list[Answer]) -> None:
     with serving(model, 4) as server, ThreadPoolExecutor(NUM_REQUESTS) as pool:
         found = [pool.submit(answer, server, asked) for asked in bodies()[:5]]

@@ -21,7 +21,7 @@ LEAVE_S = 120.0
 
 @pytest.fixture(scope="module")
 def two(model: Path) -> Iterator[RankServer]:
-    with started(model, 2, "parallel.exchange=gloo", "parallel.delay_us=10000") as server:
+    with started(model, 2, "parallel.exchange=gloo", "parallel.delay_us=10000", "step_times=off") as server:
         yield server
 
 

@@ -20,6 +20,7 @@ from lp.runner.step_times.measure import StepTimesSource
 from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 from parallel.mesh import ParallelSettings
 from tests.mixture import Mixture, check_mixture, make_mixture
+from tests.slow import exhaustive_except
 
 NUM_REQUESTS, NUM_RANKS, WITHIN_S = 32, 3, 600.0
 LARGEST_BURST, LEAST_KILLS = 14, 2
@@ -89,8 +90,7 @@ def find_serving(supervisor: Supervisor) -> list[int]:
     return [rank["rank"] for rank in supervisor.status()["ranks"] if rank["state"] == State.serving.value]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", exhaustive_except([1, 2], 1))
 def test_each_request_yields_what_it_yields_alone(model: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lookahead")
     alone = Engine.from_pretrained(str(model), device="cpu", step_times="off")

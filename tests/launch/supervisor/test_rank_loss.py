@@ -36,7 +36,7 @@ def stream(server: RankServer) -> Iterator[Iterator[str]]:
 @pytest.fixture(scope="module")
 def three(model: Path) -> Iterator[RankServer]:
     before = shared_memory_files()
-    with serving(model, 3, "parallel.exchange=shm", SLOW) as server:
+    with serving(model, 3, "parallel.exchange=shm", SLOW, "step_times=off") as server:
         yield server
     assert shared_memory_files() <= before
 

@@ -13,6 +13,7 @@ from lp import Autoregressive, Beam, Engine, Sampling, Stopping
 from lp.methods.registry import from_dict
 from lp.request import BeamResult, Output
 from tests.lp.test_lossless import make_prompt
+from tests.slow import exhaustive_except
 
 NUM_TOKENS = 12
 EARLY = {"false": False, "true": True, "never": "never"}
@@ -71,8 +72,7 @@ def test_sequences_and_scores(
     assert_same(engine_of(architecture), reference_of(architecture), prompts, with_eos)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", exhaustive_except(["llama", "qwen3", "gpt2"], "qwen3"))
 def test_fifty_prompts(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

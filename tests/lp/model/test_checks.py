@@ -15,7 +15,6 @@ from lp.model import checks, compilation
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.exactness import UnsupportedArchitecture
-from lp.platform.disk_cache import VARIABLE
 from tests.models import save_checkpoint
 
 
@@ -45,8 +44,7 @@ ALL = {"check_tree": 1, "_find_fault": 1}
 
 
 @pytest.fixture
-def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+def counted(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(save_checkpoint(tmp_path / "model", "llama"), monkeypatch)
 
 

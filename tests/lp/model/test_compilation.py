@@ -16,8 +16,8 @@ from lp.model import compilation
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode, make_fast
-from lp.model.cpu.forward import NativeForward
-from lp.platform.build import CannotBuild
+from lp.platform.build import CannotBuild, Source, build
+from lp.platform.build import load as load_library
 from tests.lp.test_lossless import GREEDY, NUM_TOKENS, make_prompt
 from tests.lp.test_tree import random_tree
 from tests.models import SLIDING_WINDOW, VOCAB_SIZE
@@ -76,16 +76,11 @@ def test_a_model_is_compiled_once(
     assert "compiling" not in caplog.text
 
 
-def test_a_corrupt_library_is_compiled_anew(
-    load_plain: Callable[[str], CausalModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_fast(load_plain("llama"), CompileMode.on, tmp_path)
-    (library,) = tmp_path.glob("*/forward.so")
-    library.unlink()  # it is in use
+def test_a_corrupt_library_is_compiled_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = Source("answer", "native", 'extern "C" int answer() { return 42; }', tmp_path, (), "for a test")
+    library = build(source, tmp_path)
     library.write_bytes(b"half of it")
-    model = load_plain("llama")
-    make_fast(model, CompileMode.on, tmp_path)
-    assert isinstance(model.fast, NativeForward) and "is corrupt" in caplog.text and library.stat().st_size > 10_000
+    assert load_library(build(source, tmp_path)).answer() == 42 and "is corrupt" in caplog.text
 
 
 def fail(*arguments: object) -> None:

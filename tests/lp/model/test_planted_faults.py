@@ -24,7 +24,7 @@ from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.kernels import AttentionKind, LayerAttention
 from lp.model.probes import Probes, spread_probes, text_probes
 from tests.models import ARCHITECTURES, SLIDING_WINDOW, save_checkpoint
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 DEMO = "demo/python-11m"
 EVERY = ["llama", "mistral", "gemma2", "gemma3", "gpt2", "mixtral", DEMO]
@@ -139,6 +139,8 @@ PLANTED = [(fault, model) for fault, (_, models) in FAULTS.items() for model in 
 QUICKLY_FOUND = [
     (fault, model) for fault, model in PLANTED if model in ("llama", "gemma3, window 8") or fault == "no softcap"
 ] + [("sees a sibling", DEMO)]
+# All others are found by `make test-slow` in one format each, and in the other by `make test-exhaustive`.
+OTHERS = [planted for planted in PLANTED if planted not in QUICKLY_FOUND]
 
 
 @pytest.fixture
@@ -159,8 +161,14 @@ def load_own(
     return load_own
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("fault", "name"), slow_except(PLANTED, *QUICKLY_FOUND))
+@pytest.mark.parametrize(
+    ("fault", "name", "dtype"),
+    exhaustive_except(
+        [(*planted, dtype) for planted in PLANTED for dtype in DTYPES],
+        *((*planted, DTYPES[number % 2]) for number, planted in enumerate(OTHERS)),
+        quick=[(*planted, dtype) for planted in QUICKLY_FOUND for dtype in DTYPES],
+    ),
+)
 def test_faults_of_tree_attention_are_found(
     fault: str, name: str, dtype: str, load_own: Callable[[str, str], tuple[CausalModel, Probes]],
     monkeypatch: pytest.MonkeyPatch,
@@ -269,16 +277,22 @@ def two_layers(architecture: str) -> dict[str, Any]:
     return {} if architecture == "gpt2" else {"num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+QUICKLY_PASSED = ("llama", "gemma2", "mixtral")
+RIGHT: list[tuple[str, dict[str, Any]]] = [
+    *((architecture, two_layers(architecture)) for architecture in ARCHITECTURES),
+    ("llama", {"num_hidden_layers": 30}),
+    ("gemma2", {"num_hidden_layers": 30, "layer_types": ["sliding_attention", "full_attention"] * 15}),
+]
+FORMATS = ["float32", "bfloat16", "float16"]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "changes"),
-    slow_except(
-        [(architecture, two_layers(architecture)) for architecture in ARCHITECTURES]
-        + [
-            ("llama", {"num_hidden_layers": 30}),
-            ("gemma2", {"num_hidden_layers": 30, "layer_types": ["sliding_attention", "full_attention"] * 15}),
-        ],
-        *((architecture, two_layers(architecture)) for architecture in ("llama", "gemma2", "mixtral")),
+    ("architecture", "changes", "dtype"),
+    exhaustive_except(
+        [(*right, dtype) for right in RIGHT for dtype in FORMATS],
+        *((*right, FORMATS[number % 3]) for number, right in enumerate(RIGHT) if right[0] not in QUICKLY_PASSED),
+        *((*right, FORMATS[1]) for right in RIGHT[-2:]),
+        quick=[(name, two_layers(name), dtype) for name in QUICKLY_PASSED for dtype in FORMATS],
     ),
 )
 def test_right_models_pass(architecture: str, changes: dict[str, Any], dtype: str, tmp_path: Path) -> None:

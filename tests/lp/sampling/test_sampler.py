@@ -120,9 +120,9 @@ def test_greedy_text_with_processors_is_that_of_generate(
 ) -> None:
     sampling = dataclasses.replace(sampling, temperature=0.0)
     for prompt in (PROMPT, PROMPT[:1]):
-        expected = generate_greedily(llama_reference, prompt, 40, eos=[EOS], **settings)
+        expected = generate_greedily(llama_reference, prompt, 24, eos=[EOS], **settings)
         for how in (Autoregressive(), PromptLookup(3, 5), Lookahead(7, 5, 7)):
-            found = llama.generate(prompt, decode=how, sampling=sampling, stopping=Stopping(40))
+            found = llama.generate(prompt, decode=how, sampling=sampling, stopping=Stopping(24))
             assert found.token_ids == expected
 
 

@@ -84,7 +84,7 @@ def leave_early(mesh, channel):
     channel.gather(np.zeros(1, np.int32))
     if mesh.rank == 1:
         channel.close()
-        time.sleep(4.0)  # alive, but no longer part of the run
+        time.sleep(1.5)  # alive, but no longer part of the run
         return None
     begin = time.monotonic()
     with pytest.raises(RankLost) as caught:

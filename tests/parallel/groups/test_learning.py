@@ -83,6 +83,7 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
     return script.texts, times.to_dict(), len(used), [*engine.runner.inner.states]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2])
 def test_ranks_learn_alike_and_from_the_slowest(checkpoint_folder: Callable[[str], Path], num_ranks: int) -> None:
     (texts, times, number, left_open), *others = run_ranks(serve, num_ranks, str(checkpoint_folder("llama")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,15 @@ from parallel.sharding.tensor import read_sharded
 from tests.lp.test_lossless import make_prompt
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_packed_on_ranks import connect
+from tests.slow import exhaustive_except
 
-pytestmark = pytest.mark.slow
 METHODS = [DraftModel(rows=10), DraftModel(depth=3), DraftModel(depth=3, verify="rejection")]
 STOPPING = Stopping(20, ignore_eos=True)
 GREEDY = Sampling(temperature=0.0, seed=3)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11, logprobs=2)
 PROMPTS = [[7], [5, 9, 5, 9, 5], make_prompt(60)]
-FIRST_LAYERS, FOUR_BITS = SecondModel(layers=2), SecondModel(weights=Weights.int4)
+FIRST_LAYERS = SecondModel(layers=2)
+SECOND = {"first layers": FIRST_LAYERS, "4 bits": SecondModel(weights=Weights.int4)}
 Found = list[list[int]]
 
 
@@ -83,39 +85,49 @@ def by_parts_of_a_model(mesh: Mesh, channel: Channel, folder: str, axis: str, se
         return decode_all(make_engine(channel, axis, parts, folder, second))
 
 
-@pytest.fixture(scope="module", params=[FIRST_LAYERS, FOUR_BITS], ids=["first layers", "4 bits"])
-def second(request: pytest.FixtureRequest) -> SecondModel:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def expected(checkpoint_folder: Callable[[str], Path], second: SecondModel) -> Found:
-    return decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama")), second))
+def expected_of(checkpoint_folder: Callable[[str], Path]) -> Callable[[str], Found]:
+    """What one device yields, by the name of its second model."""
+    return cache(
+        lambda name: decode_all(make_engine(None, "single", None, str(checkpoint_folder("llama")), SECOND[name]))
+    )
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    exhaustive_except([(name, number) for name in SECOND for number in (2, 3, 4)], ("first layers", 2), ("4 bits", 3)),
+)
 def test_lookahead_parallelism(
-    num_ranks: int, checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
-) -> None:
-    found = run_ranks(by_lookahead_parallelism, num_ranks, str(checkpoint_folder("llama")), second, timeout_s=60)
-    assert found == [expected] * num_ranks
-
-
-@pytest.mark.parametrize("axis", ["tp", "pp"])
-def test_parts_of_a_model(
-    axis: str, checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
+    name: str, num_ranks: int, checkpoint_folder: Callable[[str], Path], expected_of: Callable[[str], Found]
 ) -> None:
     folder = str(checkpoint_folder("llama"))
-    assert run_ranks(by_parts_of_a_model, 2, folder, axis, second, timeout_s=60) == [expected] * 2
+    found = run_ranks(by_lookahead_parallelism, num_ranks, folder, SECOND[name], timeout_s=60)
+    assert found == [expected_of(name)] * num_ranks
 
 
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    exhaustive_except(
+        [(name, axis) for name in SECOND for axis in ("tp", "pp")], ("first layers", "tp"), ("4 bits", "pp")
+    ),
+)
+def test_parts_of_a_model(
+    name: str, axis: str, checkpoint_folder: Callable[[str], Path], expected_of: Callable[[str], Found]
+) -> None:
+    folder = str(checkpoint_folder("llama"))
+    found = run_ranks(by_parts_of_a_model, 2, folder, axis, SECOND[name], timeout_s=60)
+    assert found == [expected_of(name)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SECOND)
 def test_what_is_expected_is_lossless(
-    checkpoint_folder: Callable[[str], Path], second: SecondModel, expected: Found
+    name: str, checkpoint_folder: Callable[[str], Path], expected_of: Callable[[str], Found]
 ) -> None:
     """All but rejection sampling gives the tokens of plain decoding."""
-    engine = make_engine(None, "single", None, str(checkpoint_folder("llama")), second)
+    engine = make_engine(None, "single", None, str(checkpoint_folder("llama")), SECOND[name])
     cases = [(prompt, decode, one) for prompt in PROMPTS[1:] for decode in METHODS for one in (GREEDY, SAMPLED)]
-    for (prompt, decode, sampling), tokens in zip(cases, expected, strict=False):
+    for (prompt, decode, sampling), tokens in zip(cases, expected_of(name), strict=False):
         if decode.verify == "exact" or sampling is GREEDY:
             plain = engine.generate(prompt, decode=Autoregressive(), sampling=sampling, stopping=STOPPING)
             assert tokens == plain.token_ids

@@ -16,7 +16,7 @@ from parallel.runners.lookahead import LookaheadParallel
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.parallel.ranks import run_ranks
 from tests.parallel.runners.test_batches_on_ranks import WAYS
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 
 def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: int, seed: int):
@@ -33,7 +33,7 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
 
 @pytest.mark.parametrize(
     ("name", "num_ranks", "seed"),
-    slow_except(
+    exhaustive_except(
         [
             ("lp", 2, 1),
             ("drawn", 3, 2),
@@ -49,15 +49,19 @@ def run_on_ranks(mesh: Mesh, channel: Channel, folder: str, name: str, number: i
             ("changing, copies", 4, 12),
             ("changing, copies", 3, 13),
         ],
-        ("lp", 2, 1),
+        ("lp", 4, 3),
+        ("dp", 3, 8),
+        ("changing, copies", 2, 10),
+        ("changing", 3, 4),
         ("drawn, copies", 3, 9),
+        quick=[("lp", 2, 1)],
     ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
     name: str, num_ranks: int, seed: int, checkpoint_folder: Callable[[str], Path], llama: Engine
 ) -> None:
     mixtures = run_ranks(
-        run_on_ranks, num_ranks, str(checkpoint_folder("llama")), name, 32, seed, exchange="shm", limit_s=240
+        run_on_ranks, num_ranks, str(checkpoint_folder("llama")), name, 24, seed, exchange="shm", limit_s=240
     )
     for mixture in mixtures[1:]:
         assert (mixture.tokens, mixture.ends) == (mixtures[0].tokens, mixtures[0].ends)

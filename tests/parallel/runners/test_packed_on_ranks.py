@@ -26,10 +26,12 @@ from parallel.sharding.tensor import read_sharded
 from tests.mixture import Mixture, check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
 from tests.parallel.ranks import run_ranks
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 SPLIT = sorted(ARCHITECTURES)
 FEW = ["gemma2", "llama"]
+# Biases, experts, and experts with biases and sinks.
+OTHERS = ["gpt2", "gpt_oss", "qwen3_moe"]
 NUM_TOKENS = 9
 
 
@@ -58,17 +60,22 @@ def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str], mode: Com
         return [run_mixture(engine, make_mixture(engine, 12, seed)) for seed, engine in enumerate(engines)]
 
 
-@pytest.mark.parametrize("axis", slow_except(["tp", "pp"], "pp"))
 @pytest.mark.parametrize(
-    ("names", "num_ranks", "mode"),
-    [
-        (FEW, 2, CompileMode.on),
-        pytest.param(SPLIT, 2, CompileMode.off, marks=pytest.mark.slow),
-        pytest.param(SPLIT, 2, CompileMode.on, marks=pytest.mark.slow),
-        pytest.param(["llama"], 3, CompileMode.off, marks=pytest.mark.slow),
-        pytest.param(["llama"], 3, CompileMode.on, marks=pytest.mark.slow),
-    ],
-    ids=["few", "every, eager", "every", "three, eager", "three"],
+    ("axis", "names", "num_ranks", "mode"),
+    exhaustive_except(
+        [
+            (axis, names, num_ranks, mode)
+            for axis in ("tp", "pp")
+            for names, num_ranks in ((FEW, 2), (OTHERS, 2), (["llama"], 3), (SPLIT, 2))
+            for mode in (CompileMode.on, CompileMode.off)
+        ],
+        ("tp", FEW, 2, CompileMode.on),
+        ("tp", OTHERS, 2, CompileMode.off),
+        ("pp", OTHERS, 2, CompileMode.off),
+        ("tp", ["llama"], 3, CompileMode.off),
+        ("pp", ["llama"], 3, CompileMode.on),
+        quick=[("pp", FEW, 2, CompileMode.on)],
+    ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
     axis: str, names: list[str], num_ranks: int, mode: CompileMode, checkpoint_folder: Callable[[str], Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from parallel.sharding.stages import read_stage
 from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.parallel.groups.test_worker import Script
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
+from tests.slow import exhaustive_except
 
 ARCHITECTURES = ["llama", "qwen3", "mistral", "gemma2"]
 NUM_LAYERS, HIDDEN = 4, 32
@@ -133,27 +135,41 @@ def texts_of_all(
 
 
 @pytest.fixture(scope="module")
-def expected(folder_of: Callable[[str], str]) -> list[Texts]:
-    """Greedy tokens of transformers' `generate`, and tokens sampled on a single device."""
-    texts = []
-    for architecture in ARCHITECTURES:
+def expected_of(folder_of: Callable[[str], str]) -> Callable[[str], Texts]:
+    """Greedy tokens of transformers' `generate`, and tokens sampled on a single device, by architecture."""
+
+    @cache
+    def expected(architecture: str) -> Texts:
         reference = load_reference(Path(folder_of(architecture)))
         greedy = [generate_greedily(reference, prompt, NEW_TOKENS) for prompt in PROMPTS]
         alone = texts_of(Engine.from_pretrained(folder_of(architecture), device="cpu"))
-        texts.append(Texts(greedy * len(METHODS), [alone.sampled[0]] * len(METHODS)))
-    return texts
+        return Texts(greedy * len(METHODS), [alone.sampled[0]] * len(METHODS))
+
+    return expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("exchange", ["gloo", "shm"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("architectures", "compiled", "num_ranks", "exchange"),
+    exhaustive_except(
+        [
+            *itertools.product([ARCHITECTURES], [False, True], [2, 4], ["gloo", "shm"]),
+            (["gemma2", "qwen3"], True, 2, "shm"),
+            (["llama"], True, 4, "gloo"),
+        ],
+        (ARCHITECTURES, False, 2, "gloo"),
+        (ARCHITECTURES, False, 4, "shm"),
+        (["gemma2", "qwen3"], True, 2, "shm"),
+        (["llama"], True, 4, "gloo"),
+    ),
+)
 def test_tokens_are_those_of_one_device(
-    compiled: bool, num_ranks: int, exchange: str, folder_of: Callable[[str], str], expected: list[Texts]
-) -> None:
-    folders = [folder_of(architecture) for architecture in ARCHITECTURES]
+    architectures: list[str], compiled: bool, num_ranks: int, exchange: str, folder_of: Callable[[str], str],
+    expected_of: Callable[[str], Texts],
+) -> None:  # fmt: skip
+    folders = [folder_of(architecture) for architecture in architectures]
     for found in run_ranks(texts_of_all, num_ranks, exchange, folders, compiled, exchange=exchange):
-        for architecture, texts, wanted in zip(ARCHITECTURES, found, expected, strict=True):
+        for architecture, texts in zip(architectures, found, strict=True):
+            wanted = expected_of(architecture)
             assert texts.greedy == wanted.greedy, architecture
             for (tokens, logprobs), (right, right_logprobs) in zip(texts.sampled, wanted.sampled, strict=True):
                 assert tokens == right, architecture
@@ -167,16 +183,14 @@ def test_compiled_stages_give_the_text_of_generate(folder_of: Callable[[str], st
         assert texts.greedy == greedy * len(METHODS)
 
 
-@pytest.mark.slow
-def test_compiled_stages_give_the_text_of_one_rank_in_bfloat16(folder_of: Callable[[str], str]) -> None:
-    folders = [folder_of(architecture) for architecture in ARCHITECTURES]
-    alone = []
-    for folder in folders:
-        settings = ModelSettings(folder, "bfloat16", "cpu", compile=CompileMode.on)
-        alone.append(texts_of(Engine.assemble(EngineSettings(settings))))
-    for found in run_ranks(texts_of_all, 3, "shm", folders, True, "bfloat16"):
-        assert [texts.greedy for texts in found] == [texts.greedy for texts in alone]
-        assert [texts.sampled for texts in found] == [texts.sampled for texts in alone]
+@pytest.mark.parametrize("architecture", exhaustive_except(ARCHITECTURES, "gemma2"))
+def test_compiled_stages_give_the_text_of_one_rank_in_bfloat16(
+    architecture: str, folder_of: Callable[[str], str]
+) -> None:
+    settings = ModelSettings(folder_of(architecture), "bfloat16", "cpu", compile=CompileMode.on)
+    alone = texts_of(Engine.assemble(EngineSettings(settings)))
+    for (found,) in run_ranks(texts_of_all, 3, "shm", [folder_of(architecture)], True, "bfloat16"):
+        assert found.greedy == alone.greedy and found.sampled == alone.sampled
 
 
 def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], int, int]:

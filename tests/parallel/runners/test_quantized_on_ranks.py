@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +27,18 @@ from tests.models import generate_greedily, load_reference, save_checkpoint
 from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.quantized_checkpoints import KINDS, write_quantized
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 PROMPT = list(range(5, 35))
 NUM_TOKENS = 16
 # Two ranks of tp hold 128 of 256 inputs of an output projection: half of a K-quant's block.
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
 K_QUANTS = ("Q4_K", "Q6_K", "Q5_K", "Q8_0")
+# Blocks of 32 numbers, and of 256.
+BLOCKS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("Q4_1", "Q8_0"), {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}),
+    (K_QUANTS, WIDE),
+]
 SPLIT = [{"tp": 2}, {"pp": 2}, {"lp": 2, "tp": 2}]
 
 
@@ -88,14 +94,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     return write
 
 
-@pytest.mark.parametrize("axes", slow_except([{"lp": 2}, {"lp": 4}, *SPLIT], {"lp": 2}, {"tp": 2}, {"pp": 2}), ids=str)
 @pytest.mark.parametrize(
-    ("kinds", "sizes"),
-    [
-        (("Q4_1", "Q8_0"), {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}),
-        pytest.param(K_QUANTS, WIDE, marks=pytest.mark.slow),
-    ],
-    ids=["32", "256"],
+    ("axes", "kinds", "sizes"),
+    exhaustive_except(
+        [(axes, *blocks) for axes in [{"lp": 2}, {"lp": 4}, *SPLIT] for blocks in BLOCKS],
+        ({"tp": 2}, *BLOCKS[1]),
+        ({"pp": 2}, *BLOCKS[1]),
+        ({"lp": 2, "tp": 2}, *BLOCKS[0]),
+        quick=[({"lp": 2}, *BLOCKS[0]), ({"tp": 2}, *BLOCKS[0]), ({"pp": 2}, *BLOCKS[0])],
+    ),
+    ids=str,
 )
 def test_the_text_is_that_of_transformers(
     axes: dict[str, int], kinds: tuple[str, ...], sizes: dict[str, Any], write: Callable[..., tuple[str, list[int]]]
@@ -106,8 +114,11 @@ def test_the_text_is_that_of_transformers(
         assert not found.unpacked and not found.warnings
 
 
-@pytest.mark.parametrize("tied", slow_except([False, True], True))
-@pytest.mark.parametrize("axes", slow_except(SPLIT[:2], {"tp": 2}), ids=str)
+@pytest.mark.parametrize(
+    ("axes", "tied"),
+    exhaustive_except(itertools.product(SPLIT[:2], [False, True]), ({"pp": 2}, False), quick=[({"tp": 2}, True)]),
+    ids=str,
+)
 def test_the_text_of_native_code_is_that_of_transformers(
     axes: dict[str, int], tied: bool, write: Callable[..., tuple[str, list[int]]]
 ) -> None:
@@ -117,8 +128,9 @@ def test_the_text_of_native_code_is_that_of_transformers(
         assert found.texts == [expected, expected]
 
 
-@pytest.mark.parametrize("axes", [{"tp": 2}, {"pp": 2}], ids=str)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("axes", "tied"), slow_except(itertools.product([{"tp": 2}, {"pp": 2}], [False, True]), ({"tp": 2}, True)), ids=str
+)
 def test_two_ranks_hold_half_of_the_packed_weights_each(
     axes: dict[str, int], tied: bool, write: Callable[..., tuple[str, list[int]]]
 ) -> None:
@@ -146,11 +158,8 @@ def test_a_cut_that_packed_weights_cannot_have_unpacks_one_weight(write: Callabl
 @pytest.mark.parametrize(
     ("kind", "axes"),
     slow_except(
-        [
-            *((kind, {"tp": 2}) for kind in KINDS),
-            *((kind, axes) for kind in ("gptq-zeros", "mixed") for axes in SPLIT[1:]),
-        ],
-        *((kind, {"tp": 2}) for kind in ("gptq-zeros", "awq", "packed-4", "fp8", "mxfp4")),
+        [*((kind, {"tp": 2}) for kind in KINDS), *(("mixed", axes) for axes in SPLIT[1:])],
+        *((kind, {"tp": 2}) for kind in ("gptq-zeros", "mxfp4")),
     ),
     ids=str,
 )
@@ -164,8 +173,16 @@ def test_the_text_of_a_quantised_checkpoint_is_that_of_the_unpacked_one(
         assert not [name for name in found.unpacked if "_proj" in name] and not found.warnings
 
 
-@pytest.mark.parametrize("axes", slow_except(SPLIT, {"tp": 2}, {"pp": 2}), ids=str)
-@pytest.mark.parametrize("weights", slow_except(["int8", "int4"], "int4"))
+@pytest.mark.parametrize(
+    ("weights", "axes"),
+    exhaustive_except(
+        itertools.product(["int8", "int4"], SPLIT),
+        ("int8", {"lp": 2, "tp": 2}),
+        ("int4", {"pp": 2}),
+        quick=[("int4", {"tp": 2})],
+    ),
+    ids=str,
+)
 def test_the_text_of_weights_that_are_quantised_when_read_is_that_of_one_rank(
     weights: str, axes: dict[str, int], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.parallel.ranks import run_ranks
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 GREEDY = Sampling(temperature=0.0, seed=3)
 # The first prompts have a page, and need a second one while they are answered; the last ones have two from the start.
@@ -63,7 +63,8 @@ def expected(llama: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_ranks"), slow_except([("auto", 2), ("dp", 2), ("auto", 3), ("lp", 2)], ("lp", 2))
+    ("mode", "num_ranks"),
+    exhaustive_except([("auto", 2), ("dp", 2), ("auto", 3), ("lp", 2)], ("dp", 2), ("auto", 3), quick=[("lp", 2)]),
 )
 def test_no_more_requests_run_than_each_rank_can_hold(
     mode: str, num_ranks: int, checkpoint_folder: Callable[[str], Path], expected: dict[str, list[int]]
@@ -91,15 +92,17 @@ def serve_mixture(
     return max(admitted), engine.scheduler.budget.num_pages, mixture.tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "num_ranks", "reuse"),
-    [
-        ("auto", 2, PrefixReuse.all),
+    exhaustive_except(
+        [
+            ("auto", 2, PrefixReuse.all),
+            ("dp", 3, PrefixReuse.off),
+            ("auto", 3, PrefixReuse.off),
+            ("dp", 2, PrefixReuse.all),
+        ],
         ("dp", 3, PrefixReuse.off),
-        ("auto", 3, PrefixReuse.off),
-        ("dp", 2, PrefixReuse.all),
-    ],
+    ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(
     mode: str, num_ranks: int, reuse: PrefixReuse, checkpoint_folder: Callable[[str], Path]

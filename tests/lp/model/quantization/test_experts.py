@@ -32,7 +32,7 @@ from tests.models import VOCAB_SIZE, generate_greedily, load_reference, save_che
 from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.quantized_checkpoints import KINDS, write_quantized
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 PROMPT = [5, 9, 77, 5, 9, 41, 120, 5, 9]
 NUM_TOKENS = 24
@@ -66,8 +66,14 @@ def experts_of(model: torch.nn.Module) -> list[QuantizedParameter]:
     return [one for one in found if isinstance(one, QuantizedParameter)]
 
 
-@pytest.mark.parametrize("compile", ["on", "off"])
-@pytest.mark.parametrize(("kind", "architecture"), slow_except(CASES, CASES[0], CASES[2]))
+@pytest.mark.parametrize(
+    ("kind", "architecture", "compile"),
+    exhaustive_except(
+        [(*case, compile) for case in CASES for compile in ("on", "off")],
+        *((*case, ("on", "off")[number % 2]) for number, case in enumerate(CASES) if number != 2),
+        quick=[(*CASES[0], "off"), (*CASES[2], "on")],
+    ),
+)
 def test_text_is_that_of_generate_on_the_unpacked_model(
     kind: str, architecture: str, compile: str, tmp_path: Path
 ) -> None:
@@ -89,11 +95,13 @@ def load_both(path: Path, dtype: str, kept: Path, weights: Weights = Weights.aut
 
 @pytest.mark.parametrize(
     ("weights", "architecture", "dtype", "allowed"),
-    slow_except(
+    exhaustive_except(
         [(weights, name, dtype, allowed)
          for weights in ("int8", "int4") for name in SIZES
          for dtype, allowed in (("float32", 1e-5), ("bfloat16", 0.1))],
-        ("int4", "gpt_oss", "float32", 1e-5),
+        ("int8", "qwen3_moe", "float32", 1e-5), ("int8", "gpt_oss", "bfloat16", 0.1),
+        ("int4", "mixtral", "bfloat16", 0.1),
+        quick=[("int4", "gpt_oss", "float32", 1e-5)],
     ),
 )  # fmt: skip
 def test_native_code_gives_the_logits_of_weights_that_are_quantised_when_read(
@@ -112,9 +120,10 @@ def test_native_code_gives_the_logits_of_weights_that_are_quantised_when_read(
 
 @pytest.mark.parametrize(
     ("kind", "architecture", "dtype"),
-    slow_except(
+    exhaustive_except(
         [(kind, name, dtype) for kind, name in CASES[:3] for dtype in ("float32", "bfloat16")],
-        ("mxfp4", "gpt_oss", "bfloat16"),
+        ("gptq", "qwen3_moe", "float32"),
+        quick=[("mxfp4", "gpt_oss", "bfloat16")],
     ),
 )
 def test_a_row_does_not_depend_on_the_others(
@@ -149,10 +158,7 @@ def test_text_of_ranks_is_that_of_generate_on_the_unpacked_model(axis: str, tmp_
 
 
 @pytest.mark.parametrize("architecture", slow_except(["qwen3moe", "qwen2moe"], "qwen3moe"))
-def test_experts_of_gguf_files_stay_packed(
-    architecture: str, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+def test_experts_of_gguf_files_stay_packed(architecture: str, tmp_path: Path, own_cache: Path) -> None:
     sizes, kinds = {"hidden_size": 256, "intermediate_size": 256, "num_experts": 4}, ("Q4_K", "Q6_K", "Q8_0")
     if architecture == "qwen2moe":  # transformers takes the sizes of experts from its defaults
         sizes |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
