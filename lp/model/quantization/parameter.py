@@ -70,6 +70,8 @@ class QuantizedParameter(Tensor):
             return _multiply(*args, **kwargs)
         if func is functional.embedding:
             return _look_up(*args, **kwargs)
+        if func is Tensor.__getitem__ and args[0].dim() == 2 and (found := _pick(*args)) is not None:
+            return found
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -103,11 +105,25 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     quantized = table.quantized
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
-    places = tokens.to(quantized.device)
+    return _read_rows(table, tokens)
+
+
+def _pick(table: QuantizedParameter, places: Any) -> Tensor | None:
+    """table[places] for the number of a row or a tensor of such numbers; None for any other places."""
+    row = places[0] if isinstance(places, tuple) and places[1:] == (slice(None),) else places
+    if isinstance(row, int):  # it is the same row in every step, so a recording has its numbers
+        return _read_rows(table, torch.tensor(row, device=table.device))
+    return _look_up(row, table) if isinstance(row, Tensor) and row.dtype == torch.int64 else None
+
+
+def _read_rows(table: QuantizedParameter, numbers: Tensor) -> Tensor:
+    """The rows of a table with these numbers, on their device and in the table's dtype."""
+    quantized = table.quantized
+    places = numbers.to(quantized.device)
     rows = quantized.rows(places.clamp(max=quantized.num_outputs - 1) if table.has_zeros else places)
     if table.has_zeros:
         rows = torch.where(places[..., None] < quantized.num_outputs, rows, 0.0)
-    return rows.to(device=tokens.device, dtype=table.dtype)
+    return rows.to(device=numbers.device, dtype=table.dtype)
 
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
