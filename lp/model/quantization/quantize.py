@@ -137,7 +137,13 @@ def read_and_quantize(
         found = _read_all(files, model, dtype)
     fill(model, found, device)
     tokens = _tokens(probes, config.get_text_config(decoder=True).vocab_size).to(device)
-    expected = _logits(model, tokens)
+    try:
+        expected = _logits(model, tokens)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"{setting}={weights}: {type(model).__name__} does something with its weights that quantised ones cannot "
+            f"({error}); use {setting}=auto"
+        ) from error
     tensors = {
         name: pack_for(_quantized(one, bits_of(model, name, weights), device), device)
         if isinstance(one, QuantizedWeight)

@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lp import Engine, Lookahead
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.cpu import build
 from lp.model.cpu.make import make_native
+from lp.model.errors import CheckpointError
 from lp.model.probes import text_probes
 from lp.model.quantization import quantize as quantizing
 from lp.model.quantization.parameter import QuantizedParameter
@@ -170,6 +172,14 @@ def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> No
     folder, _ = write_quantized(tmp_path, KINDS["awq"])
     with pytest.raises(ValueError, match=r"model\.weights=int8: .* quantised already \(awq\); use model\.weights=auto"):
         load(ModelSettings(str(folder), device="cpu", weights=Weights.int8))
+
+
+def test_a_model_that_does_more_with_its_weights_is_refused(
+    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaMLP, "forward", lambda layer, x: x * layer.up_proj.weight.abs().sum())
+    with pytest.raises(CheckpointError, match=r"=int4: LlamaForCausalLM .* \(abs.* weights\); use model\.weights=auto"):
+        load(ModelSettings(str(checkpoint_folder("llama")), device="cpu", weights=Weights.int4))
 
 
 def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
