@@ -23,4 +23,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "large": ("llama", {"head_dim": 256}),
     # Values that are smaller than keys.
     "latent": ("deepseek_v3", {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}),
+    # Queries that grow with their positions.
+    "scaled": (
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    # An activation of other functions.
+    "xielu": ("apertus", {}),
 }
