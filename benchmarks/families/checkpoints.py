@@ -208,7 +208,7 @@ def _shrunk(config: PreTrainedConfig, is_text: bool) -> dict[str, Any]:
                 found[name] = _shrunk(part, is_text and "text" in name)
         elif name in SIZES and type(value) is int:
             found[name] = min(value, SIZES[name])
-        elif name.endswith("_token_id") and type(value) is int:
+        elif name.endswith(("_token_id", "_token_index")) and type(value) is int:
             found[name] = min(value, VOCAB_SIZE - 1)
     if "is_decoder" in config.to_dict() and not config.is_encoder_decoder:
         found["is_decoder"] = True
