@@ -92,7 +92,9 @@ _SIZES: list[tuple[int, str]] = [
 ]
 SIZES = {name: size for size, names in _SIZES for name in names.split()}
 _TO_WIDTH = {"adapter_in_dim": _WIDTH, "adapter_input_size": _WIDTH, "adapter_out_dim": _WIDTH}
-_WHOLE_ROPE = {
+# Latent attention has keys and values for each head.
+_LATENT = {
+    "num_key_value_heads": _HEADS,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
 }
 _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
@@ -122,15 +124,14 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
             "axk1",
             "axk2",
             "bailing_hybrid",
-            "deepseek_v2",
             "deepseek_v3",
             "deepseek_v32",
             "glm4_moe_lite",
             "glm_moe_dsa",
             "kimi_linear",
         )
-        + ("longcat_flash", "minicpm3"),
-        _WHOLE_ROPE,
+        + ("longcat_flash", "minicpm3", "youtu"),
+        _LATENT,
     ),
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
@@ -141,6 +142,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         },
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": _EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note": {"text_config": _DOTS3, "vision_config": _TO_WIDTH, "audio_config": _TO_WIDTH},
     "dots3_note_text": _DOTS3,
@@ -206,7 +208,7 @@ def _shrunk(config: PreTrainedConfig, is_text: bool) -> dict[str, Any]:
                 found[name] = _shrunk(part, is_text and "text" in name)
         elif name in SIZES and type(value) is int:
             found[name] = min(value, SIZES[name])
-        elif name.endswith("_token_id") and type(value) is int:
+        elif name.endswith(("_token_id", "_token_index")) and type(value) is int:
             found[name] = min(value, VOCAB_SIZE - 1)
     if "is_decoder" in config.to_dict() and not config.is_encoder_decoder:
         found["is_decoder"] = True

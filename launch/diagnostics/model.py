@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from launch.config.runtime import RuntimeSettings
 from launch.diagnostics.findings import Finding
 from lp.model.checkpoint import pick_device, pick_dtype, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.compilation import CompileMode, why_not_compiled
+from lp.model.errors import one_line
+from lp.model.exactness import FAILURES
 from lp.model.memory import cache_bytes, num_parameters
 from lp.platform.hardware import dtype_name
 from parallel import build
@@ -40,7 +45,21 @@ def inspect(settings: RuntimeSettings, bytes_per_s: float | None) -> Iterator[Fi
         cached = cache_bytes(known.config, dtype, 1000)
         text = f"{cached / 1e6:.1f} MB for each 1,000 tokens of a text, of at most {known.max_length:,} tokens"
         yield Finding(SECTION, "keys and values", text, cached)
+    yield forward(known, model.compile, pick_device(model.device), dtype)
     yield modes(known)
+
+
+def forward(known: CheckpointInfo, mode: CompileMode, device: torch.device, dtype: torch.dtype) -> Finding:
+    """Which forward the model would have, and why no other."""
+    try:
+        reason = why_not_compiled(known, mode, device, dtype)
+    except FAILURES as error:
+        return Finding(SECTION, "forward", f"not known before the model is loaded: {one_line(error)}")
+    if reason:
+        return Finding(SECTION, "forward", f"eager: transformers' own, as {reason}", "eager")
+    if device.type == "cuda":
+        return Finding(SECTION, "forward", "compiled: fused kernels for the GPU, as CUDA graphs", "compiled")
+    return Finding(SECTION, "forward", "native: C++ that is compiled for this model and machine", "native")
 
 
 def modes(known: CheckpointInfo) -> Finding:

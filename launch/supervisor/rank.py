@@ -24,14 +24,9 @@ from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings
 from launch.supervisor.launcher import KEY_VARIABLE, RankSpec
-from lp.engine.builder import (
-    agree_on_costs,
-    find_step_times,
-    require_trees,
-    step_times_file,
-    time_draft_model,
-)
+from lp.engine.builder import agree_on_costs, find_step_times, step_times_file, time_draft_model
 from lp.engine.engine import Engine
+from lp.model.checkpoint_info import require_trees
 from lp.model.second_model import DRAFT
 from lp.platform.hardware import why_no_gpu
 from lp.request import Output

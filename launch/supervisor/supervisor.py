@@ -36,9 +36,8 @@ from launch.supervisor.membership import (
     SupervisorSettings,
     describe_ranks,
 )
-from lp.engine.builder import require_trees
 from lp.engine.input import RequestBuilder
-from lp.model.checkpoint_info import read_checkpoint_info
+from lp.model.checkpoint_info import read_checkpoint_info, require_trees
 from lp.request import Output
 from lp.scheduling.kv_budget import KVBudget
 from lp.step_cost import StepTimes

@@ -271,15 +271,6 @@ def require_same_heads(checkpoint: CheckpointInfo, expected: str | None) -> None
         )
 
 
-def require_trees(checkpoint: CheckpointInfo) -> None:
-    """Raises ValueError for a model that several ranks cannot share, as its steps have one token each."""
-    if checkpoint.plain:
-        raise ValueError(
-            f"{checkpoint.plain}. Token by token it can be decoded, but in one process alone: use parallel=single, "
-            "without launcher=local"
-        )
-
-
 class EngineParts(NamedTuple):
     """What `Engine` is made of; see there."""
 
@@ -308,9 +299,8 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     if decode.lossy:
         log.warning("decode.verify=%s is lossy: texts are not the model's own", decode.lossy)
     kind = settings.attention.kind
-    checkpoint = load(settings.model, kind, place.reader, place.num_sharing, place.capture, second_models, place.group)
-    if not place.is_alone:
-        require_trees(checkpoint)
+    ranks = place.reader, place.num_sharing, place.capture
+    checkpoint = load(settings.model, kind, *ranks, second_models, place.group, place.is_alone)
     if len(second_models := [one for one in second_models if one.role in checkpoint.extensions]) < len(roles):
         roles = [one.role for one in second_models]  # one did not fit
         decode.check_model(ModelTraits(settings.model.path, roles, UNKNOWN_HEADS))

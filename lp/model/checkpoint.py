@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
-from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info, require_trees
 from lp.model.checks import Checks
 from lp.model.compilation import CompileMode, make_fast
 from lp.model.errors import CheckpointError, one_line
@@ -170,15 +170,18 @@ def load(
     capture: Capture | None = None,
     extensions: Iterable[Extension] = (),
     group: RankGroup | None = None,
+    is_alone: bool = True,
 ) -> Checkpoint:
     """Loads a checkpoint, checks that tree attention is exact for it, and makes its forward fast if that pays.
 
     reader: reads the weights, for a rank that holds only a part of the model; None reads the whole model. num_sharing:
     the number of ranks that share this machine's memory. capture: makes CUDA graphs of the forward of a rank with a
     part of the model; None makes none. extensions: in addition to the heads that the settings name. group: the ranks
-    that share the model, this one among them; None is for a rank that holds the whole model.
+    that share the model, this one among them; None is for a rank that holds the whole model. is_alone: whether no
+    other rank decodes the same requests.
     Raises CheckpointError, UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
+    is_alone = is_alone and reader is None
     kv_bytes = parse_bound(settings.kv_memory)
     device = pick_device(settings.device)
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
@@ -191,7 +194,7 @@ def load(
         require_float32(device)
     second_models = [*extensions]
     if known.plain:
-        _check_plain(known.plain, settings, reader is None, second_models)
+        _check_plain(known, settings, is_alone, second_models)
         kv_bytes = kv_bytes or 0.0  # what a sequence needs is not known before the model has run
     extensions = [*second_models, *([HeadsExtension(*known.heads)] if known.heads else [])]
     for extension in extensions:
@@ -222,7 +225,7 @@ def load(
     except UnsupportedArchitecture as error:
         check_finite(known.path, model)
         known.plain = str(error)
-        _check_plain(known.plain, settings, reader is None, second_models)
+        _check_plain(known, settings, is_alone, second_models)
         return _load_plain(known, model, settings, num_sharing)
     if is_checked:
         causal.cache_shapes = find_shapes(causal)
@@ -260,22 +263,18 @@ def _make_causal(
         raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {one_line(error)}") from error
 
 
-def _check_plain(reason: str, settings: ModelSettings, is_whole: bool, second_models: Sequence[Extension]) -> None:
-    """Raises UnsupportedArchitecture for a model that can only be decoded plainly where that is not enough.
-
-    reason: why it answers no trees. is_whole: whether this rank holds the whole model.
-    """
-    needed = [
-        (not is_whole, "a rank that holds a part of a model", "parallel=single"),
-        (settings.compile is CompileMode.on, "model.compile=on", "model.compile=auto"),
-        (settings.invariant is Invariance.on, "model.invariant=on", "model.invariant=auto"),
-        (bool(second_models), "a second model", "no setting of draft or second"),
-    ]
-    for is_needed, what, remedy in needed:
-        if is_needed:
-            raise UnsupportedArchitecture(
-                f"{reason}. Token by token it can be decoded, but not with {what}: use {remedy}"
-            )
+def _check_plain(
+    known: CheckpointInfo, settings: ModelSettings, is_alone: bool, second_models: Sequence[Extension]
+) -> None:
+    """Raises UnsupportedArchitecture for a model that can only be decoded plainly where that is not enough."""
+    if not is_alone:
+        require_trees(known)
+    if settings.compile is CompileMode.on:
+        require_trees(known, "model.compile=on", "model.compile=auto")
+    if settings.invariant is Invariance.on:
+        require_trees(known, "model.invariant=on", "model.invariant=auto")
+    if second_models:
+        require_trees(known, "a second model", "no setting of draft or second")
 
 
 def _load_plain(known: CheckpointInfo, model: PreTrainedModel, settings: ModelSettings, num_sharing: int) -> Checkpoint:

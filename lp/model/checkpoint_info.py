@@ -24,7 +24,7 @@ from transformers.utils import CONFIG_NAME
 from lp.grammar.compiler import Grammars, pick_backend
 from lp.grammar.settings import GrammarBackend
 from lp.model.errors import CheckpointError, one_line
-from lp.model.exactness import UnsupportedArchitecture, check_config
+from lp.model.exactness import UnsupportedArchitecture, check_config, check_forward
 from lp.model.gguf import checkpoint_folder, linked_file
 from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
@@ -108,9 +108,9 @@ def read_checkpoint_info(
     if not os.path.isdir(path):
         check_hub(path)
     config = _read_config(path)
-    plain = _why_plain(config)
-    find_method(config)
     length = _max_length(config, max_length)
+    plain = _why_plain(config, length)
+    find_method(config)
     generation = _read_generation(path, config)
     _warn_of_ignored(generation, path)
     tokenizer = _read_tokenizer(path)
@@ -120,12 +120,25 @@ def read_checkpoint_info(
     return CheckpointInfo(name, path, config, tokenizer, generation, length, eos, grammar_backend, found, plain)
 
 
-def _why_plain(config: PreTrainedConfig) -> str:
+def require_trees(
+    known: CheckpointInfo, what: str = "several ranks", remedy: str = "parallel=single, without launcher=local"
+) -> None:
+    """Raises UnsupportedArchitecture for a model whose steps have one token each. what: needs token trees. remedy: what
+    the user can do.
+    """
+    if known.plain:
+        raise UnsupportedArchitecture(
+            f"{known.plain}. Token by token it can be decoded, but not with {what}: use {remedy}"
+        )
+
+
+def _why_plain(config: PreTrainedConfig, max_length: int) -> str:
     """Why the configuration rules out token trees; empty if it does not. Raises UnsupportedArchitecture if it rules out
     decoding.
     """
     try:
         check_config(config)
+        check_forward(config, max_length)
     except UnsupportedArchitecture as error:
         if config.is_encoder_decoder:
             raise

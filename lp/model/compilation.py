@@ -14,11 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
+from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.cpu.make import make_native
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
@@ -28,8 +30,10 @@ from lp.model.gpu.product_times import time_on_gpu
 from lp.model.memory import available_memory
 from lp.model.program.group import RankGroup
 from lp.model.program.record import Inexpressible
+from lp.model.program.translate import MORE_ROWS, translate
 from lp.model.reference import Probe, Reference, make_references
-from lp.platform.build import CannotBuild, NoCompiler, find_compiler
+from lp.model.weightless import weightless_model
+from lp.platform.build import CannotBuild, NoCompiler, find_compiler, missing_triton
 from lp.platform.library import library
 from lp.tree import chain
 
@@ -95,6 +99,32 @@ def make_fast(
             return True  # the line about that says so
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
         return False
+
+
+def why_not_compiled(known: CheckpointInfo, mode: CompileMode, device: torch.device, dtype: torch.dtype) -> str:
+    """Why a model would keep its own forward, as its configuration shows; empty if it would get a fast one.
+
+    No weights are read, and nothing is compiled. Memory, the compiler's work and the check of logits are left to
+    `make_fast`.
+    """
+    if known.plain:
+        return known.plain
+    if mode is CompileMode.off:
+        return "model.compile=off says so"
+    try:
+        if device.type != "cuda":
+            find_compiler()
+        elif missing := missing_triton():
+            return missing
+        model = CausalModel(weightless_model(known.config, dtype), known.max_length, known.eos)
+        if mode is CompileMode.auto and _is_small(model, None):
+            return f"below {WORTHWHILE / 1e6:.0f}M parameters compiling does not pay"
+        translate(model, MORE_ROWS)
+    except Inexpressible as error:
+        return f"it cannot be written as a program: {error}"
+    except CannotBuild as error:
+        return str(error)
+    return ""
 
 
 def _is_small(model: CausalModel, group: RankGroup | None) -> bool:

@@ -6,18 +6,30 @@ those of the trees' paths, run with transformers' own attention, but for roundin
 
 from __future__ import annotations
 
+import logging
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lp.model.attention import CHUNKED, TreeStep
+from lp.model.attention import CHUNKED, Step, TreeStep
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
+from lp.model.kernels import UnsupportedAttention
+from lp.model.language_model import calls_interface
 from lp.model.probes import Probes
+from lp.model.program.translate import find_step
 from lp.model.recurrent.kinds import TYPES, is_family
 from lp.model.reference import Probe, Reference, make_references, sliding_window
+from lp.model.weightless import weightless_model
 from lp.tree import chain
 
+log = logging.getLogger("lookahead")
+
 KNOWN_LAYERS = {"full_attention", "sliding_attention", CHUNKED}
+
+# What transformers' code raises where a model cannot be run with a token tree.
+FAILURES = (TypeError, AttributeError, ValueError, IndexError, KeyError, RuntimeError)
 
 
 class UnsupportedArchitecture(ValueError):
@@ -26,15 +38,40 @@ class UnsupportedArchitecture(ValueError):
 
 def check_config(config: PreTrainedConfig) -> None:
     """Raises UnsupportedArchitecture if the configuration alone shows that trees cannot be decoded exactly."""
-    name = (config.architectures or [config.model_type])[0]
     if config.is_encoder_decoder:
-        raise UnsupportedArchitecture(f"{name} is an encoder-decoder; only decoder-only models have a token tree")
+        raise UnsupportedArchitecture(
+            f"{_name(config)} is an encoder-decoder; only decoder-only models have a token tree"
+        )
     layers = getattr(config.get_text_config(decoder=True), "layer_types", None)
     unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS - (TYPES if is_family(config) else set()))
     if unknown:
         raise UnsupportedArchitecture(
-            f"{name} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can branch exactly"
+            f"{_name(config)} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can "
+            "branch exactly"
         )
+
+
+def check_forward(config: PreTrainedConfig, max_length: int) -> None:
+    """Raises UnsupportedArchitecture if a forward without weights shows that trees cannot be decoded exactly.
+
+    It is run for models alone of which transformers does not say that they call its attention interface. What it does
+    not show, such as the use of positions, is left to `check_tree`. max_length: the most tokens of a sequence.
+    """
+    if is_family(config) or calls_interface(config):
+        return
+    try:
+        model = CausalModel(weightless_model(config, torch.float32), max_length, eos=[])
+        step = find_step(model)
+    except (TypeError, AttributeError, UnsupportedAttention) as error:
+        raise UnsupportedArchitecture(f"{_name(config)} cannot be run with a token tree: {error}") from error
+    except FAILURES as error:
+        log.debug("%s has no forward without weights: %s", _name(config), error)
+        return
+    _check_layers(model, step)
+
+
+def _name(config: PreTrainedConfig) -> str:
+    return (config.architectures or [config.model_type])[0]
 
 
 def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Reference]:
@@ -46,7 +83,7 @@ def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Referen
     try:
         references = make_references(model, probes)
         answers = [[_tree_logits(model, probe) for probe in reference.probes] for reference in references]
-    except (TypeError, AttributeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+    except FAILURES as error:
         raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {error}") from error
     _check_layers(model, answers[0][0][1])
     for reference, answered in zip(references, answers, strict=True):
@@ -59,7 +96,7 @@ def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Referen
     return references
 
 
-def _check_layers(model: CausalModel, step: TreeStep) -> None:
+def _check_layers(model: CausalModel, step: Step) -> None:
     """Raises UnsupportedArchitecture unless every layer has called tree attention, with the model's sliding window."""
     name = type(model.model).__name__
     if sorted(step.layers_seen) != model.attention_layers:

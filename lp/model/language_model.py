@@ -28,6 +28,15 @@ def has_towers(config: PreTrainedConfig) -> bool:
     return False
 
 
+def calls_interface(config: PreTrainedConfig) -> bool:
+    """Whether transformers says of a model that all of its attention goes through `AttentionInterface`."""
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        if type(config) in mapping:
+            known: Any = mapping[type(config)]
+            return known._supports_attention_backend
+    return False
+
+
 def make_language_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a configuration, without towers, with random weights."""
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

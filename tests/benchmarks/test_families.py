@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.families import __main__ as families
 from benchmarks.families.check import FamilyResult
-from benchmarks.families.checkpoints import FAMILIES, SIZES, make_config
+from benchmarks.families.checkpoints import CONTEXT, FAMILIES, SIZES, make_config
 from benchmarks.families.processes import ProcessEnded, call_in_processes
 from benchmarks.families.table import KINDS, PAGE, read_results, write_results
+from lp.model.exactness import UnsupportedArchitecture, check_forward
 
 # Of so many families one is tried; `python -m benchmarks.families` tries all, in half an hour.
 SHARE = 9
@@ -59,6 +60,17 @@ def test_families_do_what_the_page_says(family: str) -> None:
     found, listed = families.try_family(family, 300, is_quick=True), read_results(PAGE)[family]
     assert found.decoding not in ("wrong", "crash"), found
     assert listed.decoding in (found.decoding, "untried"), found
+
+
+def test_a_forward_without_weights_finds_what_the_page_says() -> None:
+    listed, wrong = read_results(PAGE), []
+    for family in FAMILIES:
+        if listed[family].decoding == "trees":
+            try:
+                check_forward(make_config(family), CONTEXT)
+            except UnsupportedArchitecture as error:
+                wrong.append((family, str(error)))
+    assert not wrong
 
 
 def test_a_process_that_crashes_or_hangs_ends_alone() -> None:

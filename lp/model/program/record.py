@@ -51,6 +51,7 @@ class Recording:
     operations: list[Operation]
     changed: set[int]
     dtype: torch.dtype
+    step: RecordedStep
     incoming: Tensor | None = None
     gives_logits: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lp.kv_cache.cache import LayerShape, RowsOnly
+from lp.model.attention import Step
 from lp.model.causal import CausalModel
 from lp.model.program.experts import recorded_experts
 from lp.model.program.lower import Lowering
@@ -43,6 +44,11 @@ def find_shapes(model: CausalModel) -> dict[int, LayerShape]:
     return shapes
 
 
+def find_step(model: CausalModel) -> Step:
+    """A step without attention, which lists the layers that have called it."""
+    return _record(model, FEW_ROWS).step
+
+
 def _record(model: CausalModel, num_rows: int) -> Recording:
     """Runs the model on `num_rows` rows without attention, and records what it does."""
     recorder = Recorder()
@@ -62,5 +68,5 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
         )
     output = answer.logits if model.is_last_stage else step.outgoing
     assert output is not None, "a stage before the last hands hidden states on"
-    own = recorder.operations, recorder.changed, model.dtype
+    own = recorder.operations, recorder.changed, model.dtype, step
     return Recording(tokens, positions, output, *own, incoming, model.is_last_stage)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.errors import CheckpointError
@@ -27,8 +29,21 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     for one in (config, config.get_text_config(decoder=True)):
         if hasattr(one, "quantization_config"):
             delattr(one, "quantization_config")
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _ExpertsOnMeta():
         return make_language_model(config, dtype)
+
+
+class _ExpertsOnMeta(TorchFunctionMode):
+    """Makes new tensors of three dimensions, the weights of a layer's experts, without memory from the start.
+
+    All others are there until they are registered; those of the largest layers of experts would not fit.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and len(args) == 3:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
 
 
 def twins_of(model: PreTrainedModel) -> dict[str, str]:

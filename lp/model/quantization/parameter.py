@@ -20,10 +20,13 @@ from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.part import unpack
 from lp.model.quantization.weight import QuantizedWeight
 
+# The property itself.
+TRANSPOSED: Any = Tensor.T
+
 
 class QuantizedParameter(Tensor):
-    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model. That of experts is
-    [E, N, K], or [E, K, N] if it is transposed.
+    """A parameter [N, K] without memory of its own, in the dtype and on the device of the model, or [K, N] if it is
+    transposed. That of experts is [E, N, K], or [E, K, N].
 
     has_zeros: whether there is a row of zeros behind the rows of the weight, in a table of embeddings. unpacked: all
     numbers of the weight [N, K] in that dtype, those of experts one below the other, if they are kept; see
@@ -40,6 +43,7 @@ class QuantizedParameter(Tensor):
         cls, quantized: QuantizedWeight, device: torch.device, has_zeros: bool = False, is_transposed: bool = False
     ) -> QuantizedParameter:
         shape = quantized.num_outputs + has_zeros, quantized.num_inputs
+        shape = shape[::-1] if is_transposed else shape
         if isinstance(quantized, QuantizedExperts):
             num_experts = len(quantized.experts)
             of_one = quantized.num_outputs // num_experts, quantized.num_inputs
@@ -58,6 +62,12 @@ class QuantizedParameter(Tensor):
         """The same weight with a row of zeros behind its rows."""
         return QuantizedParameter(self.quantized, self.device, has_zeros=True)
 
+    def transposed(self) -> QuantizedParameter:
+        """The same weight as [K, N]."""
+        other = QuantizedParameter(self.quantized, self.device, is_transposed=not self.is_transposed)
+        other.unpacked = self.unpacked
+        return other
+
     def free(self) -> None:
         """Gives the memory of the numbers back. They cannot be read any more."""
         self.unpacked = None
@@ -70,6 +80,12 @@ class QuantizedParameter(Tensor):
             return _multiply(*args, **kwargs)
         if func is functional.embedding:
             return _look_up(*args, **kwargs)
+        if func is Tensor.__getitem__ and args[0].dim() == 2 and (found := _pick(*args)) is not None:
+            return found
+        if func == TRANSPOSED.__get__ and args[0].dim() == 2:
+            return args[0].transposed()
+        if func is Tensor.matmul and isinstance(args[1], QuantizedParameter) and args[1].is_transposed:
+            return _multiply(*args)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -103,11 +119,25 @@ def _look_up(tokens: Tensor, table: QuantizedParameter, *args: Any, **kwargs: An
     quantized = table.quantized
     if (active := recorder()) is not None:
         return active.note("quantized_lookup", (tokens, quantized), (*tokens.shape, quantized.num_inputs), table.dtype)
-    places = tokens.to(quantized.device)
+    return _read_rows(table, tokens)
+
+
+def _pick(table: QuantizedParameter, places: Any) -> Tensor | None:
+    """table[places] for the number of a row or a tensor of such numbers; None for any other places."""
+    row = places[0] if isinstance(places, tuple) and places[1:] == (slice(None),) else places
+    if isinstance(row, int):  # it is the same row in every step, so a recording has its numbers
+        return _read_rows(table, torch.tensor(row, device=table.device))
+    return _look_up(row, table) if isinstance(row, Tensor) and row.dtype == torch.int64 else None
+
+
+def _read_rows(table: QuantizedParameter, numbers: Tensor) -> Tensor:
+    """The rows of a table with these numbers, on their device and in the table's dtype."""
+    quantized = table.quantized
+    places = numbers.to(quantized.device)
     rows = quantized.rows(places.clamp(max=quantized.num_outputs - 1) if table.has_zeros else places)
     if table.has_zeros:
         rows = torch.where(places[..., None] < quantized.num_outputs, rows, 0.0)
-    return rows.to(device=tokens.device, dtype=table.dtype)
+    return rows.to(device=numbers.device, dtype=table.dtype)
 
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:

@@ -137,7 +137,13 @@ def read_and_quantize(
         found = _read_all(files, model, dtype)
     fill(model, found, device)
     tokens = _tokens(probes, config.get_text_config(decoder=True).vocab_size).to(device)
-    expected = _logits(model, tokens)
+    try:
+        expected = _logits(model, tokens)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"{setting}={weights}: {type(model).__name__} does something with its weights that quantised ones cannot "
+            f"({error}); use {setting}=auto"
+        ) from error
     tensors = {
         name: pack_for(_quantized(one, bits_of(model, name, weights), device), device)
         if isinstance(one, QuantizedWeight)
@@ -174,7 +180,7 @@ class QuantizingFiles(FilesOfQuantized):
         names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
         for name in model.state_dict():
             key = names.get(name) or names.get(twins.get(name, name))
-            if key is not None and _can_quantize(model, name):
+            if key is not None and can_quantize(model, name):
                 self._files.check_floating(key)
                 self._bits[key] = bits_of(model, name, self._kind)
         return names
@@ -233,7 +239,7 @@ def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) ->
     for name, empty in model.state_dict().items():
         if (key := names.get(name)) is None:
             continue
-        if not _can_quantize(model, name):
+        if not can_quantize(model, name):
             tensors[name] = files.read(key, empty.shape, None, dtype, CPU)
             continue
         files.check_floating(key)
@@ -248,7 +254,7 @@ def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) ->
     return tensors
 
 
-def _can_quantize(model: PreTrainedModel, name: str) -> bool:
+def can_quantize(model: PreTrainedModel, name: str) -> bool:
     """Whether a parameter can be quantised."""
     if not takes_quantized(model, name):
         return False
@@ -274,7 +280,7 @@ def bits_of(model: PreTrainedModel, name: str, weights: Weights) -> int:
 def bytes_of_number(model: PreTrainedModel, name: str, weights: Weights) -> float:
     """The bytes that a number of a parameter takes once it is quantised, if it can be."""
     weight = model.get_parameter(name)
-    if not _can_quantize(model, name):
+    if not can_quantize(model, name):
         return weight.dtype.itemsize
     return bits_of(model, name, weights) / 8 + torch.float16.itemsize / GROUP
 

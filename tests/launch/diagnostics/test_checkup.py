@@ -117,6 +117,7 @@ def test_what_a_checkpoint_needs_is_said_without_its_weights(tmp_path: Path) -> 
     assert found["keys and values"].value == 1000 * 3 * 2 * 2 * 8 * 4
     assert found["steps"].value == "trees"
     assert found["modes"].value == {"lp": True, "tp": [2, 4], "pp": [2]}
+    assert found["forward"].value == "eager" and "below 4M parameters" in found["forward"].text
 
 
 def _header_of(file: Path) -> bytes:
@@ -129,6 +130,26 @@ def test_a_model_that_answers_no_trees_is_said_to_run_alone(tmp_path: Path) -> N
     found = by_name(list(model.inspect(settings(str(save_family("mamba", tmp_path))), None)))
     assert found["steps"].value == "plain" and "MambaForCausalLM" in found["steps"].text
     assert found["modes"].value == {"lp": False, "tp": [], "pp": []} and "step" not in found
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("gpt2", "native", "C++"),
+        ("qwen3_moe", "native", "C++"),
+        ("gemma3n_text", "eager", "cannot be written as a program: the operation"),
+        ("bloom", "eager", "in 0 of its 2 layers"),
+    ],
+)
+def test_which_forward_a_model_would_have_is_said_without_its_weights(
+    family: str, kind: str, reason: str, tmp_path: Path
+) -> None:
+    folder = save_family(family, tmp_path)
+    (folder / "model.safetensors").write_bytes(_header_of(folder / "model.safetensors"))
+    wanted = settings(str(folder))
+    wanted.model.compile = choices.CompileMode.on
+    found = by_name(list(model.inspect(wanted, None)))["forward"]
+    assert found.value == kind and reason in found.text
 
 
 def test_why_a_forward_is_not_compiled_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

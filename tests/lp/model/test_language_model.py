@@ -14,6 +14,7 @@ from benchmarks.families.checkpoints import save_family
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.quantization.quantize import Weights
+from tests.lp.model.quantization.test_checkpoints import unpacked
 from tests.models import generate_greedily
 from tests.slow import slow_except
 
@@ -45,6 +46,27 @@ def test_weights_of_towers_are_not_needed(tmp_path: Path) -> None:
     for kept in (Weights.auto, Weights.int8):
         model = load(ModelSettings(str(folder), device="cpu", weights=kept)).model
         assert not [name for name, _ in model.model.named_parameters() if "vision_tower" in name]
+
+
+@pytest.mark.parametrize("modes", slow_except(["off", "off on"], "off"))
+def test_a_model_that_reads_a_row_of_its_embeddings_can_be_quantised(modes: str, tmp_path: Path) -> None:
+    """Gemma 4 reads the embedding of the padding token, to put it in the place of images."""
+    folder = save_family("gemma4", tmp_path)
+    quantized = {"weights": Weights.int8, "step_times": "off", "device": "cpu"}
+    engines = [Engine.from_pretrained(str(folder), compile=mode, **quantized) for mode in modes.split()]
+    own = dict(engines[0].checkpoint.model.model.named_parameters())
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, weight in whole.named_parameters():
+            if name in own:
+                weight.copy_(unpacked(own[name]))
+    expected = generate_greedily(whole.eval(), PROMPT, NUM_TOKENS)
+    stopping = Stopping(NUM_TOKENS, ignore_eos=True)
+    for engine in engines:
+        found = engine.generate(
+            PROMPT, decode=Lookahead(3, 4, 3), sampling=Sampling(temperature=0.0, seed=0), stopping=stopping
+        )
+        assert found.token_ids == expected
 
 
 def test_a_missing_weight_of_the_language_model_is_named(tmp_path: Path) -> None:

@@ -141,6 +141,16 @@ def test_what_needs_trees_is_refused_with_the_reason(folder_of: Callable[[str], 
             load(ModelSettings(str(folder_of("mamba")), device="cpu", **settings))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("family", "reason"), [("bloom", "in 0 of its 2 layers"), ("stablelm", "cannot be run with a token tree")]
+)
+def test_several_ranks_refuse_it_before_weights_are_read(family: str, reason: str, tmp_path: Path) -> None:
+    folder = save_family(family, tmp_path)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UnsupportedArchitecture, match=rf"{reason}.*, but not with several ranks: use parallel=single"):
+        load(ModelSettings(str(folder), device="cpu"), is_alone=False)
+
+
 def test_a_prompt_longer_than_a_page_is_counted(folder_of: Callable[[str], Path]) -> None:
     model = load(ModelSettings(str(folder_of("bloom")), device="cpu")).model
     cache = model.make_cache()

@@ -22,5 +22,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
     "large": ("llama", {"head_dim": 256}),
     # Values that are smaller than keys.
-    "latent": ("deepseek_v3", {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "first_k_dense_replace": 99}),
+    # Without experts: which ones a row gets depends on rounding in bfloat16.
+    "latent": (
+        "deepseek_v3",
+        {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "first_k_dense_replace": 99},
+    ),
+    # Queries that grow with their positions.
+    "scaled": (
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    # An activation of other functions.
+    "xielu": ("apertus", {}),
 }

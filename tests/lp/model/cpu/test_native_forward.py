@@ -35,7 +35,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype", "allowed"),
     slow_except(
-        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, *WITH_PROGRAM, "odd"]]
+        [(name, "float32", 1e-5) for name in [*ARCHITECTURES, *WITH_PROGRAM, "odd", "scaled", "xielu"]]
         + [(name, "bfloat16", 0.05) for name in [*HALF, "gemma4", *SHAPES]]
         + [(name, "float16", 0.01) for name in HALF],
         ("llama", "float32", 1e-5),

@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lp import Engine, Lookahead
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.cpu import build
 from lp.model.cpu.make import make_native
+from lp.model.errors import CheckpointError
 from lp.model.probes import text_probes
 from lp.model.quantization import quantize as quantizing
 from lp.model.quantization.parameter import QuantizedParameter
@@ -77,6 +79,19 @@ def test_parts_are_quantised_alike(bits: int, monkeypatch: pytest.MonkeyPatch) -
     assert made.num_bytes == weight.numel() * bits // 8 + weight.numel() // 32 * 2
 
 
+def test_rows_are_read_by_number_and_products_with_a_transposed_weight_are_those_of_its_numbers() -> None:
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(3))
+    made = quantize(weight, 8, torch.float32)
+    parameter = nn.Parameter(QuantizedParameter(made, torch.device("cpu")), requires_grad=False)
+    whole, rows = numbers(weight, 8), torch.tensor([[5, 0], [63, 5]])
+    with torch.inference_mode():
+        assert torch.equal(parameter[5], whole[5]) and torch.equal(parameter[5, :], whole[5])
+        assert torch.equal(parameter[rows], whole[rows])
+        x = torch.randn(2, 3, 96, generator=torch.Generator().manual_seed(4))
+        assert parameter.T.shape == (96, 64)
+        torch.testing.assert_close(x @ parameter.T, x @ whole.T)
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_text_is_that_of_the_quantised_model(weights: str, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = checkpoint_folder("llama")
@@ -105,7 +120,9 @@ def test_text_of_native_code_is_that_of_the_quantised_model(
 
 @pytest.mark.parametrize(
     "architecture",
-    slow_except(["gemma2", "gpt2", "gpt_neox", "mixtral", "qwen3", "phi3", "starcoder2", "cohere"], "gpt2", "mixtral"),
+    slow_except(
+        ["gemma2", "gpt2", "gpt_neox", "mixtral", "qwen3", "phi3", "starcoder2", "cohere", "falcon"], "gpt2", "mixtral"
+    ),
 )
 def test_every_architecture_has_its_linear_layers_and_embeddings_quantised(
     architecture: str, checkpoint_folder: Callable[[str], Path]
@@ -155,6 +172,14 @@ def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> No
     folder, _ = write_quantized(tmp_path, KINDS["awq"])
     with pytest.raises(ValueError, match=r"model\.weights=int8: .* quantised already \(awq\); use model\.weights=auto"):
         load(ModelSettings(str(folder), device="cpu", weights=Weights.int8))
+
+
+def test_a_model_that_does_more_with_its_weights_is_refused(
+    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaMLP, "forward", lambda layer, x: x * layer.up_proj.weight.abs().sum())
+    with pytest.raises(CheckpointError, match=r"=int4: LlamaForCausalLM .* \(abs.* weights\); use model\.weights=auto"):
+        load(ModelSettings(str(checkpoint_folder("llama")), device="cpu", weights=Weights.int4))
 
 
 def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
