@@ -23,7 +23,7 @@ from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
 from lp.model.gpu.make import make_program
-from lp.model.gpu.packed_product import ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, unrolled
+from lp.model.gpu.packed_product import FEW_OUTPUTS, ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, unrolled
 from lp.model.gpu.packed_product import tile_of as tile_of_packed
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
@@ -50,6 +50,9 @@ MOST_SPILLED_BY_ATTENTION = 320
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
 # Numbers of a key and of a value.
 HEAD_DIMS = (64, 64), (80, 80), (128, 128), (256, 256), (192, 128), (512, 512)
+# What scores need besides the product: everything at once, and nothing.
+ALL_SCORES = {"WINDOW": 4096, "CHUNK": 0, "SOFTCAP": 50.0, "HAS_SINKS": True}
+PLAIN_SCORES = {"WINDOW": 0, "CHUNK": 0, "SOFTCAP": 0.0, "HAS_SINKS": False}
 ATTENTION_ROWS, ROWS_AFTER_LONG, GROUPS = (1, 8, 64, 300), 64, 4
 PRODUCT_ROWS = (16, 32, 64, 128)
 # Endings of the names of integers that are multiples of 16, as models' are.
@@ -59,15 +62,18 @@ TYPES = {
     torch.uint8: "u8", torch.int8: "i8",
 }  # fmt: skip
 # Formats of quantised weights with each way to find a code's value, each kind of scales and of steps: those of
-# model.weights=int4, and as GGUF files and FP8 checkpoints have them.
+# model.weights=int4 and int8, and as GGUF files and FP8 checkpoints have them.
 PACKED_FORMATS = (
     FORMATS[4],
+    FORMATS[8],
     WeightFormat("Q4_K", 4, span=256, step=torch.uint8, has_minima=True, has_minimum_steps=True),
     WeightFormat("Q6_K", 6, zero=32, span=256, group=16, step=torch.int8),
     WeightFormat("MXFP4", 4, codebook=E2M1, scale=torch.uint8),
     WeightFormat("IQ4_NL", 4, codebook=(-127.0, *map(float, range(15)))),
     WeightFormat("FP8", 8, codebook=E4M3, span=128, scale=torch.float32),
 )
+# Those of experts that stay packed.
+EXPERT_FORMATS = ("int4", "int8", "MXFP4")
 # Models of about 7B, on no device: only their shapes matter.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -199,34 +205,43 @@ def _attention_types(dtype: torch.dtype) -> dict[str, str]:
 
 
 def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
+    """Heads of all sizes with all that scores may need, and those of most models without any of it, and with chunks."""
+    for key_dim, value_dim in HEAD_DIMS:
+        name = f"heads of {key_dim}" if key_dim == value_dim else f"heads of {key_dim} and {value_dim}"
+        yield from _attention_of(name, key_dim, value_dim, ALL_SCORES, dtype, shared_memory)
+    yield from _attention_of("plain heads of 128", 128, 128, PLAIN_SCORES, dtype, shared_memory)
+    yield from _attention_of("heads of 128 in chunks", 128, 128, PLAIN_SCORES | {"CHUNK": 8192}, dtype, shared_memory)
+
+
+def _attention_of(
+    name: str, key_dim: int, value_dim: int, scores: dict[str, Any], dtype: torch.dtype, shared_memory: int
+) -> Iterator[Variant]:
     from lp.model.gpu import attention_kernels, invariant_kernels
 
     types = _attention_types(dtype)
-    for key_dim, value_dim in HEAD_DIMS:
-        widths = power_of_two(key_dim), power_of_two(value_dim)
-        width, name = max(widths), f"{key_dim}" if key_dim == value_dim else f"{key_dim} and {value_dim}"
-        for rows, is_long in [*((rows, False) for rows in ATTENTION_ROWS), (ROWS_AFTER_LONG, True)]:
-            tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
-            shared: dict[str, Any] = {
-                "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": key_dim, "VALUE_DIM": value_dim, "WINDOW": 4096, "CHUNK": 0,
-                "SOFTCAP": 50.0, "HAS_SINKS": True, "PAGE": 256, "BLOCK_D": widths[0], "BLOCK_V": widths[1],
-            }  # fmt: skip
-            splits = 32 if rows == 1 else 4
-            merged = num_merged(min(rows, tile.rows) * GROUPS, splits, widths[1], tile.warps)
-            own = shared | {
-                "ROWS": tile.rows, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "SPLITS": splits, "MERGED": merged,
-            }  # fmt: skip
+    widths = power_of_two(key_dim), power_of_two(value_dim)
+    width = max(widths)
+    shared = scores | {
+        "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": key_dim, "VALUE_DIM": value_dim, "PAGE": 256, "BLOCK_D": widths[0],
+        "BLOCK_V": widths[1],
+    }  # fmt: skip
+    for rows, is_long in [*((rows, False) for rows in ATTENTION_ROWS), (ROWS_AFTER_LONG, True)]:
+        tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
+        splits = 32 if rows == 1 else 4
+        merged = num_merged(min(rows, tile.rows) * GROUPS, splits, widths[1], tile.warps)
+        own = shared | {
+            "ROWS": tile.rows, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "SPLITS": splits, "MERGED": merged,
+        }  # fmt: skip
+        yield Variant(
+            f"attention, {name}, {rows} rows{' after a long prefix' if is_long else ''}", attention_kernels.attend,
+            types, own, tile.warps, tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
+        )  # fmt: skip
+        if rows == ATTENTION_ROWS[0]:
+            keys, warps = block_of_keys(LEAST_ROWS, width, dtype.itemsize), num_warps(LEAST_ROWS, width)
             yield Variant(
-                f"attention, heads of {name}, {rows} rows{' after a long prefix' if is_long else ''}",
-                attention_kernels.attend, types, own, tile.warps,
-                tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
+                f"attention in order, {name}", invariant_kernels.attend_in_order, types,
+                shared | {"BLOCK_M": LEAST_ROWS, "BLOCK_N": keys}, warps, 2, ALL_REGISTERS,
             )  # fmt: skip
-            if rows == ATTENTION_ROWS[0]:
-                keys, warps = block_of_keys(LEAST_ROWS, width, dtype.itemsize), num_warps(LEAST_ROWS, width)
-                yield Variant(
-                    f"attention in order, heads of {name}", invariant_kernels.attend_in_order, types,
-                    shared | {"BLOCK_M": LEAST_ROWS, "BLOCK_N": keys}, warps, 2, ALL_REGISTERS,
-                )  # fmt: skip
 
 
 def _products(dtype: torch.dtype) -> Iterator[Variant]:
@@ -286,7 +301,8 @@ def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
         "x": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "codes": "*u8", "upper": "*i32",
         "minimum_steps": "*u8", "codebook": "*fp32", "index": "*i64", "num_rows": integer, "num_inputs": integer,
         "num_outputs": integer, "num_blocks": integer, "first_output": integer, "row_stride": integer,
-        "plane_stride": integer, "has_bias": integer,
+        "plane_stride": integer, "has_bias": integer, "pairs": "*i64", "expert_of": "*i64", "begins": "*i64",
+        "ends": "*i64", "choice_stride": integer,
     }  # fmt: skip
     for format in PACKED_FORMATS:
         scale = f"*{TYPES[format.scale]}"
@@ -299,6 +315,12 @@ def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
                 f"product of {rows} rows with {format.name}", packed_kernels.multiply_packed, own_types,
                 constants | unroll | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs}, tile.num_warps, tile.num_stages,
                 ALL_REGISTERS,
+            )  # fmt: skip
+        if format.name in EXPERT_FORMATS:
+            experts = {"C": 8, "E": 128, "K": 4096, "N": 1536, "HAS_BIAS": True}
+            yield Variant(
+                f"product with {format.name} experts", packed_kernels.multiply_packed_experts, own_types,
+                constants | experts | {"BLOCK_M": PAIRS, "BLOCK_N": FEW_OUTPUTS}, 4, 4, ALL_REGISTERS,
             )  # fmt: skip
         for has_index, block in ((True, ROWS_OF_LOOKUP), (False, ROWS_OF_UNPACKING)):
             what = "lookup in" if has_index else "unpacking of"

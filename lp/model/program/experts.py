@@ -60,7 +60,7 @@ def _record(module: Any, hidden: Tensor, experts: Tensor, weights: Tensor) -> Te
     else:
         inner = module.act_fn(product(hidden, "up_proj"))
     answers = product(inner, "down_proj")
-    if module.has_post_expert_norm:
+    if hasattr(module, "post_expert_norm"):  # a flag says so as well, but not in all versions of transformers
         answers = module.post_expert_norm(answers)
     # One by one: such a sum is computed where it is read.
     weighted = [answers[:, choice] * weights[:, choice, None] for choice in range(experts.shape[1])]

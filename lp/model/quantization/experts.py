@@ -52,7 +52,7 @@ def _compute(module: Any, hidden: Tensor, experts: Tensor, weights: Tensor) -> T
         else:
             inner = module.act_fn(_multiply(module, "up_proj", expert, hidden[row]))
         answers[row, choice] = _multiply(module, "down_proj", expert, inner)
-    if module.has_post_expert_norm:
+    if hasattr(module, "post_expert_norm"):  # a flag says so as well, but not in all versions of transformers
         answers = module.post_expert_norm(answers)
     return (answers * weights[..., None]).sum(dim=1).to(hidden.dtype)
 
