@@ -126,13 +126,13 @@ WAYS = {
 @dataclass(frozen=True)
 class Machine:
     """Devices, and the weights of the copy. tensor: curves by the degree of tensor parallelism, as far as the model can
-    be split. copy_s: see DeviceTimes.
+    be split. copies_s: by the same degrees, of the copy if it is split alike; see DeviceTimes.copy_s.
     """
 
     devices: str
     copy: str
     tensor: Mapping[int, StepTimes]
-    copy_s: tuple[float, ...]
+    copies_s: Mapping[int, tuple[float, ...]]
     exchange_s: float
 
     @property
@@ -142,7 +142,7 @@ class Machine:
     def times(self, way: Way) -> DeviceTimes:
         """The times of a replica."""
         exchange_s = self.exchange_s if way.num_devices > 1 else 0.0
-        return DeviceTimes(with_exchange(self.tensor[way.tp], exchange_s), self.copy_s, exchange_s)
+        return DeviceTimes(with_exchange(self.tensor[way.tp], exchange_s), self.copies_s[1], exchange_s)
 
     @property
     def plain_s(self) -> float:
@@ -158,11 +158,21 @@ class Machine:
     def ways(self) -> dict[str, Way]:
         return {name: way for name, way in WAYS.items() if way.tp in self.tensor}
 
-    @property
-    def chain_times(self) -> ChainTimes:
-        cost = StepCost(self.tensor[1], 1 + LONGEST)
+    def chain_times(self, tp: int) -> ChainTimes:
+        """tp: devices that hold the model, and as many the copy."""
+        cost = StepCost(self.tensor[tp], 1 + LONGEST)
         steps_s = [cost.plain_s, *(cost.step_s(1 + length, 0) for length in range(1, 1 + LONGEST))]
-        return ChainTimes(steps_s, self.copy_s[0], self.exchange_s)
+        return ChainTimes(steps_s, self.copies_s[tp][0], self.exchange_s)
+
+    def ideals(self, texts: Sequence[Sequence[int]]) -> dict[str, Ideal]:
+        """What chains yield at best. texts: see `right_by_depth`."""
+        found = ideals(texts, self.chain_times(1))
+        for tp in self.tensor:
+            if tp > 1:
+                split = ideals(texts, self.chain_times(tp))
+                found[f"{BEFORE}, both under tp={tp}"] = split[BEFORE]
+                found[f"{BESIDE}, both under tp={tp}"] = split[BESIDE]
+        return found
 
 
 @dataclass(frozen=True)
@@ -209,7 +219,7 @@ def main() -> None:
             results[machine.name] = {
                 "machine": asdict(machine),
                 "found": {name: asdict(one) for name, one in kept.items()},
-                "ideals": {name: asdict(one) for name, one in ideals(all_places(texts), machine.chain_times).items()},
+                "ideals": {name: asdict(one) for name, one in machine.ideals(all_places(texts)).items()},
             }
     publish(
         arguments.output,
@@ -248,9 +258,9 @@ def measured_machine(checkpoint: Checkpoint, folder: str, weights: Weights, exch
     assert one is not None
     costs = measure_relative_costs(runner, model, copy, lambda wanted: wanted)
     networks = {number: Network(COLLECTIVE_US, GB_PER_S) for number in NUM_DEVICES}
-    tensor = tensor_curves(one, read_config(folder), model.dtype, networks)
-    copy_s = tuple(cost * StepCost(one, 1).plain_s for cost in costs)
-    return Machine(f"{checkpoint.name} on cores of an {processor_name()}", weights, tensor, copy_s, exchange_s)
+    copy_s = [cost * StepCost(one, 1).plain_s for cost in costs]
+    devices = f"{checkpoint.name} on cores of an {processor_name()}"
+    return split_machine(devices, weights, one, copy_s, read_config(folder), model.dtype, networks, exchange_s)
 
 
 def estimated_machine(weights: Weights, is_fast: bool, host: Extras, exchange_s: float) -> Machine:
@@ -264,10 +274,10 @@ def estimated_machine(weights: Weights, is_fast: bool, host: Extras, exchange_s:
 
     one = StepTimes(ROWS, tuple(seconds(whole, num_rows) for num_rows in ROWS), extras=host)
     networks = {number: Network(GPU.all_reduce_us[number], GPU.link_gb_per_s) for number in NUM_DEVICES}
-    tensor = tensor_curves(one, make_config(SHAPES[SHAPE]), torch.bfloat16, networks)
     copy = f"{weights} that reads {'as fast as bfloat16' if is_fast else 'as assumed'}"
-    copy_s = accumulate((seconds(packed, num_rows) for num_rows in ROUND_ROWS), max)
-    return Machine(f"{SHAPE} on {GPU.name}", copy, tensor, tuple(copy_s), exchange_s)
+    copy_s = list(accumulate((seconds(packed, num_rows) for num_rows in ROUND_ROWS), max))
+    config = make_config(SHAPES[SHAPE])
+    return split_machine(f"{SHAPE} on {GPU.name}", copy, one, copy_s, config, torch.bfloat16, networks, exchange_s)
 
 
 @cache
@@ -276,17 +286,19 @@ def shape_plan(weights: Weights) -> list[Instruction]:
     return plan_of(make_config(SHAPES[SHAPE]), weights)
 
 
-def tensor_curves(
-    one: StepTimes, config: PreTrainedConfig, dtype: torch.dtype, networks: Mapping[int, Network]
-) -> dict[int, StepTimes]:
-    """Curves by the degree of tensor parallelism, as far as the model can be split."""
-    curves = {1: one}
+def split_machine(
+    devices: str, copy: str, one: StepTimes, copy_s: Sequence[float], config: PreTrainedConfig, dtype: torch.dtype,
+    networks: Mapping[int, Network], exchange_s: float,
+) -> Machine:  # fmt: skip
+    """A machine by the times of one device. networks: between devices that hold a model together, by their number."""
+    tensor, copies_s, rounds = {1: one}, {1: tuple(copy_s)}, StepTimes(ROUND_ROWS, tuple(copy_s))
     for degree, network in networks.items():
         try:
-            curves[degree] = tensor_times(one, config, dtype, degree, network)
-        except ValueError:
+            tensor[degree] = tensor_times(one, config, dtype, degree, network)
+            copies_s[degree] = tensor_times(rounds, config, dtype, degree, network).seconds
+        except ValueError:  # it cannot be split so
             break
-    return curves
+    return Machine(devices, copy, tensor, copies_s, exchange_s)
 
 
 # Texts
@@ -402,7 +414,7 @@ def describe(machine: Machine, texts: Sequence[PlainText], found: Mapping[str, F
     same = min(one.same_text for one in found.values())
     rights = ", ".join(f"{share:.2f}" for share in right_by_depth(all_places(texts), LONGEST))
     with_copy = {name: one for name, one in found.items() if machine.ways[name].has_copy}
-    ideal = ideals(all_places(texts), machine.chain_times)
+    ideal = machine.ideals(all_places(texts))
     return "\n\n".join(
         [
             f"## PROJECTED: {machine.name}",

@@ -21,7 +21,11 @@ from lp.tree import chain
 # Seconds by the length of a chain.
 SecondsOf = Callable[[int], float]
 # Names of ways; see `ideals`.
-BEFORE, FREE, BESIDE = "drafted before steps", "every end covered, free", "every end covered, drafted beside steps"
+BEFORE, FREE, BESIDE = (
+    "drafted before steps",
+    "every end covered, drafts free",
+    "every end covered, drafted beside steps",
+)
 # The place of a token that is no candidate.
 NOWHERE = WIDTH
 # The longest chain that is tried.

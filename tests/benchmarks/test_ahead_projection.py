@@ -44,7 +44,7 @@ def test_played_ranks_draft_for_other_ends(checkpoint_folder: Callable[[str], Pa
     checkpoint = load_with_copy(str(checkpoint_folder("llama")), "float32", Weights.int8)
     texts = decode_plainly(checkpoint, ASKED, 40)
     curve = StepTimes((1, 8, 64, 256), (0.010, 0.0105, 0.015, 0.03))
-    machine = Machine("device", "int8", {1: curve}, (0.003, 0.0031, 0.0032, 0.0035), 25e-6)
+    machine = Machine("device", "int8", {1: curve}, {1: (0.003, 0.0031, 0.0032, 0.0035)}, 25e-6)
     found = {name: decode_by(machine, name, checkpoint, texts) for name in (AUTO, SELF, "lp=2", ONE, THREE)}
     assert [one.same_text for one in found.values()] == [1] * len(found)
     totals = {name: one.totals[ALL] for name, one in found.items()}
