@@ -105,7 +105,7 @@ class Way:
         return self.lp * self.tp + self.ahead
 
 
-PLAIN, AUTO, SELF = "autoregressive", "`auto`", "`auto`, copy drafts before steps"
+AUTO, SELF = "`auto`", "`auto`, copy drafts before steps"
 
 
 def ahead_name(verifying: int, drafting: int) -> str:
