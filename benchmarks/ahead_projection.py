@@ -119,7 +119,7 @@ WAYS = {
     **{f"tp={number}": Way(tp=number) for number in NUM_DEVICES},
     **{f"lp=2 x tp={number}": Way(lp=2, tp=number) for number in (2, 4)},
     **{ahead_name(1, number - 1): Way(ahead=number - 1, has_copy=True) for number in NUM_DEVICES},
-    **{ahead_name(number, number): Way(tp=number, ahead=number, has_copy=True) for number in (2, 4)},
+    ahead_name(2, 2): Way(tp=2, ahead=2, has_copy=True),
 }
 
 
@@ -221,13 +221,14 @@ def main() -> None:
                 "found": {name: asdict(one) for name, one in kept.items()},
                 "ideals": {name: asdict(one) for name, one in machine.ideals(all_places(texts)).items()},
             }
-    publish(
-        arguments.output,
-        f"ahead_projection-{Path(folder).name}-{arguments.dtype}",
-        "PROJECTED, not measured: drafting ahead on 2, 4 and 8 devices",
-        "\n\n".join(["**PROJECTED. No two devices have run any of this.**", bullets(notes(asked, arguments)), *parts]),
-        {"machines": results},
-    )
+            # After each machine, so that a run that is stopped leaves something.
+            publish(
+                arguments.output,
+                f"ahead_projection-{Path(folder).name}-{arguments.dtype}",
+                "PROJECTED, not measured: drafting ahead on 2, 4 and 8 devices",
+                "\n\n".join([bullets(notes(asked, arguments)), *parts]),
+                {"machines": results},
+            )
 
 
 # Machines
@@ -394,6 +395,7 @@ def all_places(texts: Sequence[PlainText]) -> list[list[int]]:
 
 def notes(asked: Sequence[CategoryPrompt], arguments: argparse.Namespace) -> list[str]:
     return [
+        "**PROJECTED. No two devices have run any of this.**",
         f"{len(asked)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy. The steps that compute the "
         "prompts are left out.",
         "Trees, drafts and tokens per step: exact, of a small model and its copy. The time of a step: by tables, for "
