@@ -363,7 +363,7 @@ def make_engine(
     runner = VerifyingRank(checkpoint.model, prompts, clock, cost, way.ahead)
     engine = Engine(checkpoint, runner, step_times=times.step)
     engine.planner = AllPlaces(engine.planner, checkpoint.max_length, clock)
-    return engine, clock, PlayedAuto.on(clock, way.ahead) if way.has_copy else Auto(model_drafts=False)
+    return engine, clock, PlayedAuto.on(clock, prompts, way.ahead) if way.has_copy else Auto(model_drafts=False)
 
 
 def decode_by(machine: Machine, name: str, checkpoint: Checkpoint, texts: Sequence[PlainText]) -> Found:

@@ -21,7 +21,7 @@ from lp.methods.draft_model.asking import Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import Wish
 from lp.methods.draft_model.rounds import DraftedText
-from lp.methods.draft_model.text import FindOwnCache, Round
+from lp.methods.draft_model.text import Round
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.model.second_model import DRAFT
@@ -53,20 +53,19 @@ class PreparedRank(SingleDevice):
 
 
 class VerifyingRank(PreparedRank):
-    """The rank that computes all steps, and the exchange with those that draft ahead.
-
-    num_ahead: their number.
-    """
+    """The rank that computes all steps, and the exchange with those that draft ahead."""
 
     def __init__(self, model: CausalModel, prompts: KnownPrompts, clock: StepClock, cost: StepCost, num_ahead: int):
-        """cost: of the steps."""
+        """cost: of the steps. num_ahead: ranks that draft ahead."""
         super().__init__(model, prompts)
         self._clock, self._cost = clock, cost
-        self.num_ahead, self.drafts_ahead = num_ahead, num_ahead > 0
+        self._num_drafting, self.drafts_ahead = num_ahead, num_ahead > 0
         self._found: list[np.ndarray] = []
 
     def launch(self, steps: list[StepInput]) -> Pending:
         (step,) = steps
+        is_first = len(step.sequence.tokens) == step.sequence.prompt_length
+        self.num_ahead = 0 if is_first else self._num_drafting  # all ranks compute the prompt
         self._clock.add_step(step, step_seconds(self._cost, step, len(step.tree)))
         return super().launch(steps)
 
@@ -116,17 +115,14 @@ class ClockedText(DraftedText):
 
 
 class AheadTexts(ClockedText):
-    """What the copies of all ranks that draft ahead hold of a text. Of the prompt they have the model's own keys and
-    values, as all ranks compute it.
+    """What the copies of all ranks that draft ahead hold of a text. They begin with the model's own keys and values of
+    the prompt, as all ranks compute it.
     """
 
     ranks: Sequence[ClockedText]
 
     def draft_ahead(self, wishes: Sequence[Wish], time: float) -> None:
         (wish,) = wishes
-        if len(self.clock.steps) == 1 and not self.clock.place:
-            for rank in self.ranks:
-                rank.begin(wish.tokens)
         assert self.clock.place is not None
         rank = self.ranks[self.clock.place]
         rank.draft_ahead([wish._replace(text=rank)], time)
@@ -136,37 +132,32 @@ class PlayedAuto(Auto):
     """decode=auto with a copy of the model, whose forwards are counted."""
 
     clock: StepClock
+    prompts: KnownPrompts
     num_ahead: int
 
     @staticmethod
-    def on(clock: StepClock, num_ahead: int) -> PlayedAuto:
+    def on(clock: StepClock, prompts: KnownPrompts, num_ahead: int) -> PlayedAuto:
         """num_ahead: ranks that draft ahead; 0 has drafts made before each step."""
         made = PlayedAuto()
-        made.clock, made.num_ahead = clock, num_ahead
+        made.clock, made.prompts, made.num_ahead = clock, prompts, num_ahead
         return made
 
     def make_decoder(self, request: Request, context: DecodingContext) -> Decoder:
         sampling, history, second = request.sampling, context.history, context.extensions[DRAFT]
         assert sampling.seed is not None and sampling.temperature is not None
         assert second.model is not None and second.find_cache is not None
-        find_cache = partial(second.find_cache, request.id)
+        prompt = tuple(request.prompt)
         given = (
-            second.model, sampling, len(request.prompt), context.vocab_size,
+            second.model, sampling, len(prompt), context.vocab_size,
             (second.relative_cost, second.relative_costs), False,
         )  # fmt: skip
         if self.num_ahead:
             text = AheadTexts(*given, None, True)
-            of_prompt = partial(_of_prompt, find_cache, len(request.prompt))
-            text.ranks = [ClockedText(*given, of_prompt, True) for _ in range(self.num_ahead)]
+            text.ranks = [ClockedText(*given, lambda _: self.prompts[prompt], True) for _ in range(self.num_ahead)]
         else:
-            text = ClockedText(*given, find_cache, False)
+            text = ClockedText(*given, partial(second.find_cache, request.id), False)
         for one in (text, *(text.ranks if isinstance(text, AheadTexts) else ())):
             one.clock = self.clock
-        own = AutoDecoder(self, [*request.prompt], sampling.seed, sampling.temperature, history, request.owner)
+        own = AutoDecoder(self, [*prompt], sampling.seed, sampling.temperature, history, request.owner)
         experience = history.of_all(self.method, sampling.temperature, Experience)
         return MixedDecoder(own, text, experience, False)
-
-
-def _of_prompt(find_cache: FindOwnCache, prompt_length: int, tokens: list[int]) -> KVCache | None:
-    """The model's cache while it holds nothing but the prompt: no other rank computes what follows."""
-    return find_cache(tokens) if len(tokens) == prompt_length else None
