@@ -77,6 +77,8 @@ from lp.trace import LEGEND, StepTrace
 from lp.tree import chain
 
 NUM_DEVICES = (2, 4, 8)
+# Devices: cores like those of this machine, and GPUs.
+HERE, H100 = "here", "h100"
 SHAPE, GPU = "llama-3.1-8b", GPUS[1]
 # Cached tokens of the steps whose times are estimated.
 CONTEXT = 1024
@@ -195,6 +197,8 @@ def main() -> None:
         "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
         help="an exchange takes (default %(default)g, measured in shared memory)",
     )  # fmt: skip
+    parser.add_argument("--devices", nargs="+", default=[HERE, H100], choices=[HERE, H100], help="default: %(default)s")
+    parser.add_argument("--max-rows", type=int, default=32, help="of a tree, at most (default %(default)s)")
     add_threads(parser)
     add_output(parser)
     arguments = parse(parser)
@@ -208,12 +212,13 @@ def main() -> None:
     for weights in (Weights.int8, Weights.int4):
         checkpoint = load_with_copy(folder, arguments.dtype, weights)
         texts = decode_plainly(checkpoint, asked, arguments.max_new_tokens)
-        for machine in machines_of(checkpoint, folder, weights, Extras(*host), arguments.exchange_us * 1e-6):
+        for machine in machines_of(checkpoint, folder, weights, Extras(*host), arguments):
             # Ways without a copy do not depend on it.
             kept = found.setdefault(machine.devices, {})
             missing = [name for name, way in machine.ways.items() if way.has_copy or name not in kept]
             kept |= {
-                name: decode_by(machine, name, checkpoint, texts) for name in progress(missing, machine.name, "way")
+                name: decode_by(machine, name, checkpoint, texts, arguments.max_rows)
+                for name in progress(missing, machine.name, "way")
             }
             parts.append(describe(machine, texts, kept))
             results[machine.name] = {
@@ -224,7 +229,7 @@ def main() -> None:
             # After each machine, so that a run that is stopped leaves something.
             publish(
                 arguments.output,
-                f"ahead_projection-{Path(folder).name}-{arguments.dtype}",
+                f"ahead_projection-{Path(folder).name}-{arguments.dtype}-{'-'.join(arguments.devices)}",
                 "PROJECTED, not measured: drafting ahead on 2, 4 and 8 devices",
                 "\n\n".join([bullets(notes(asked, arguments)), *parts]),
                 {"machines": results},
@@ -240,13 +245,17 @@ def load_with_copy(folder: str, dtype: str, weights: Weights) -> Checkpoint:
 
 
 def machines_of(
-    checkpoint: Checkpoint, folder: str, weights: Weights, host: Extras, exchange_s: float
+    checkpoint: Checkpoint, folder: str, weights: Weights, host: Extras, arguments: argparse.Namespace
 ) -> list[Machine]:
     """Cores as this one with a copy in 8 bits, and GPUs with one in either format. host: its work for a step."""
-    fast = estimated_machine(weights, True, host, exchange_s)
-    if weights is Weights.int8:  # on GPUs as assumed, it would be no faster than the model
-        return [measured_machine(checkpoint, folder, weights, exchange_s), fast]
-    return [estimated_machine(weights, False, host, exchange_s), fast]
+    found, exchange_s = list[Machine](), arguments.exchange_us * 1e-6
+    if HERE in arguments.devices and weights is Weights.int8:
+        found.append(measured_machine(checkpoint, folder, weights, exchange_s))
+    if H100 in arguments.devices:
+        found.append(estimated_machine(weights, True, host, exchange_s))
+        if weights is Weights.int4:  # one of 8 bits would be no faster than the model
+            found.append(estimated_machine(weights, False, host, exchange_s))
+    return found
 
 
 def measured_machine(checkpoint: Checkpoint, folder: str, weights: Weights, exchange_s: float) -> Machine:
@@ -344,7 +353,7 @@ def compute_prompt(model: CausalModel, prompt: Sequence[int]) -> KVCache:
 
 
 def make_engine(
-    machine: Machine, way: Way, checkpoint: Checkpoint, prompts: KnownPrompts
+    machine: Machine, way: Way, checkpoint: Checkpoint, prompts: KnownPrompts, max_rows: int
 ) -> tuple[Engine, StepClock, DecodingMethod]:
     """An engine whose ranks are played, its clock, and its decoding method."""
     times, extension = machine.times(way), checkpoint.extensions[DRAFT]
@@ -359,16 +368,18 @@ def make_engine(
         make_rank = partial(PreparedRank, prompts=prompts)
         runner = VirtualRanks(checkpoint.model, way.lp, note, make_device=make_rank)
         engine = Engine(checkpoint, runner, step_times=shared_times(machine.tensor[way.tp], way.lp, times.exchange_s))
-        return engine, clock, Auto(model_drafts=False)
+        return engine, clock, Auto(model_drafts=False, max_rows=max_rows)
     runner = VerifyingRank(checkpoint.model, prompts, clock, cost, way.ahead)
     engine = Engine(checkpoint, runner, step_times=times.step)
     engine.planner = AllPlaces(engine.planner, checkpoint.max_length, clock)
-    return engine, clock, PlayedAuto.on(clock, prompts, way.ahead) if way.has_copy else Auto(model_drafts=False)
+    if not way.has_copy:
+        return engine, clock, Auto(model_drafts=False, max_rows=max_rows)
+    return engine, clock, PlayedAuto.on(clock, prompts, way.ahead, max_rows)
 
 
-def decode_by(machine: Machine, name: str, checkpoint: Checkpoint, texts: Sequence[PlainText]) -> Found:
+def decode_by(machine: Machine, name: str, checkpoint: Checkpoint, texts: Sequence[PlainText], max_rows: int) -> Found:
     prompts = {tuple(text.prompt): text.cache for text in texts}
-    engine, clock, decode = make_engine(machine, machine.ways[name], checkpoint, prompts)
+    engine, clock, decode = make_engine(machine, machine.ways[name], checkpoint, prompts, max_rows)
     steps, traced, same_text = dict[str, list[tuple[int, list[ClockedStep]]]](), list[StepTrace](), 0
     for text in texts:
         clock.begin_text()
@@ -396,8 +407,8 @@ def all_places(texts: Sequence[PlainText]) -> list[list[int]]:
 def notes(asked: Sequence[CategoryPrompt], arguments: argparse.Namespace) -> list[str]:
     return [
         "**PROJECTED. No two devices have run any of this.**",
-        f"{len(asked)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy. The steps that compute the "
-        "prompts are left out.",
+        f"{len(asked)} prompts, up to {arguments.max_new_tokens} new tokens each, greedy; trees of at most "
+        f"{arguments.max_rows} rows. The steps that compute the prompts are left out.",
         "Trees, drafts and tokens per step: exact, of a small model and its copy. The time of a step: by tables, for "
         "devices that do not share a memory.",
         "A step takes as long as the model or the slowest rank that drafts beside it, and the exchange, "

@@ -136,9 +136,9 @@ class PlayedAuto(Auto):
     num_ahead: int
 
     @staticmethod
-    def on(clock: StepClock, prompts: KnownPrompts, num_ahead: int) -> PlayedAuto:
+    def on(clock: StepClock, prompts: KnownPrompts, num_ahead: int, max_rows: int) -> PlayedAuto:
         """num_ahead: ranks that draft ahead; 0 has drafts made before each step."""
-        made = PlayedAuto()
+        made = PlayedAuto(max_rows=max_rows)
         made.clock, made.prompts, made.num_ahead = clock, prompts, num_ahead
         return made
 

@@ -45,13 +45,14 @@ def test_played_ranks_draft_for_other_ends(checkpoint_folder: Callable[[str], Pa
     texts = decode_plainly(checkpoint, ASKED, 40)
     curve = StepTimes((1, 8, 64, 256), (0.010, 0.0105, 0.015, 0.03))
     machine = Machine("device", "int8", {1: curve}, {1: (0.003, 0.0031, 0.0032, 0.0035)}, 25e-6)
-    found = {name: decode_by(machine, name, checkpoint, texts) for name in (AUTO, SELF, "lp=2", ONE, THREE)}
+    found = {name: decode_by(machine, name, checkpoint, texts, 32) for name in (AUTO, SELF, "lp=2", ONE, THREE)}
     assert [one.same_text for one in found.values()] == [1] * len(found)
     totals = {name: one.totals[ALL] for name, one in found.items()}
     assert {one.tokens for one in totals.values()} == {39}
     assert found[AUTO].covered == found["lp=2"].covered == 0 < found[ONE].covered <= found[THREE].covered
     assert totals[AUTO].drafting == totals[SELF].drafting == 0 < totals[ONE].drafting <= 1 < totals[THREE].drafting
-    assert totals[SELF].seconds > totals[ONE].seconds >= totals[THREE].seconds >= 0.010025 * totals[THREE].steps
+    assert totals[SELF].seconds > totals[ONE].seconds and totals[ONE].steps >= totals[THREE].steps
+    assert totals[THREE].seconds >= 0.010025 * totals[THREE].steps
     table = describe(machine, texts, found)
     assert "## PROJECTED: device, copy in int8" in table and f"| {THREE}" in table
 
