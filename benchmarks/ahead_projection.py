@@ -337,7 +337,8 @@ def decode_plainly(checkpoint: Checkpoint, asked: Sequence[CategoryPrompt], leng
     for one, prompt in zip(asked, progress(prompts, "plain decoding"), strict=True):
         caches[tuple(prompt)] = cache = compute_prompt(model, prompt)
         tokens = engine.generate(prompt, decode=Autoregressive(), sampling=GREEDY, stopping=Stopping(length)).token_ids
-        found.append(PlainText(one.category, prompt, cache, tokens, places_of(copy, cache, prompt[-1], tokens)))
+        if len(tokens) > 1:  # the first one is that of the prompt's step, which is not counted
+            found.append(PlainText(one.category, prompt, cache, tokens, places_of(copy, cache, prompt[-1], tokens)))
     return found
 
 
