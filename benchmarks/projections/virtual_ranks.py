@@ -103,13 +103,15 @@ class VirtualRanks(ForwardRunner):
         on_step: Callable[[PlayedStep], None],
         clock: ReadSeconds = time.perf_counter,
         shard: CausalModel | None = None,
+        make_device: Callable[[CausalModel], SingleDevice] = SingleDevice,
     ):
         """on_step: told of each step once it is computed. shard: the part of the model that a rank of tensor
         parallelism holds, whose answers mean nothing: its steps are timed, and the whole model answers them.
+        make_device: makes a rank.
         """
         super().__init__()
         self.num_parts = num_ranks
-        self.ranks = [SingleDevice(model) for _ in range(num_ranks)]
+        self.ranks = [make_device(model) for _ in range(num_ranks)]
         self.timed = [SingleDevice(shard) for _ in range(num_ranks)] if shard else self.ranks
         self._on_step, self._clock = on_step, clock
         self._sharing = Sharing()
