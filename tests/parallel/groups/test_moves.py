@@ -130,11 +130,15 @@ def tokens_of(engine: Engine, most_steps: int = 1000) -> list[int]:
 def test_a_text_goes_on_with_its_keys_and_values(
     engines: tuple[Engine, Engine], method: DecodingMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = engines
+    monkeypatch.setattr(copying, "PIECE_BYTES", 2**15)
+    check_move(*engines, method)
+
+
+def check_move(first: Engine, second: Engine, method: DecodingMethod) -> None:
+    """Moves a request from one engine to the other while it is decoded. Its keys and values must need some pieces."""
     first.add_request(request_for(first, method, "undisturbed"))
     undisturbed = tokens_of(first)
     assert len(undisturbed) == NUM_TOKENS
-    monkeypatch.setattr(copying, "PIECE_BYTES", 2**15)
     request, sent = request_for(first, method, "moved"), list[RankMessage]()
     leaving = moves_of(first, sent)
     first.add_request(request)
