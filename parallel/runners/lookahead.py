@@ -21,7 +21,7 @@ from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
 from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.copying import Copying
-from parallel.runners.merging import fingerprint_of, merge_all, pack_all
+from parallel.runners.merging import answers_of, fingerprint_of, rows_of, tables_of
 from parallel.runners.prefill_split import compute_part
 from parallel.runners.shares import KnownTokens, Shares, shared_by
 from parallel.runners.sharing import Sharing
@@ -168,6 +168,6 @@ class LookaheadParallel(ForwardRunner):
                 compute_part(self.copying, shares.split, step.sequence)
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
-        payload = pack_all(steps, all_shares, self.num_replicas, pending())
-        gathered = self.channel.gather(payload, fingerprint_of(steps))
-        return merge_all(steps, all_shares, gathered[:: self.ranks_per_replica])
+        own, tables = rows_of(pending()), tables_of(steps, all_shares)
+        self.channel.gather_rows(own, tables, fingerprint_of(steps), self.ranks_per_replica)
+        return answers_of(steps, tables)
