@@ -46,12 +46,20 @@ def parse_arguments() -> tuple[ExchangePlan, Path]:
         default=[0, 2, 5, 20],
         help="milliseconds of work before each exchange (default 0 2 5 20)",
     )
+    parser.add_argument(
+        "--evict-mb", type=int, default=0,
+        help="megabytes that each rank reads and writes before each exchange, to evict its caches (default 0)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=300, help="exchanges of each kind for each work (default 300)")
     add_output(parser)
     arguments = parse(parser, keep_memory=False)
     if arguments.ranks < 2 or arguments.bytes < 4 or arguments.bytes % 4 or arguments.rounds < 1:
         parser.error("--ranks must be at least 2, --bytes a positive multiple of 4, --rounds at least 1")
-    plan = ExchangePlan(arguments.ranks, arguments.exchanges, arguments.bytes, arguments.work_ms, arguments.rounds)
+    if arguments.evict_mb < 0:
+        parser.error("--evict-mb must be at least 0")
+    plan = ExchangePlan(
+        arguments.ranks, arguments.exchanges, arguments.bytes, arguments.work_ms, arguments.rounds, arguments.evict_mb
+    )
     return plan, arguments.output
 
 
@@ -63,7 +71,7 @@ def describe(plan: ExchangePlan, costs: list[ExchangeCost]) -> str:
     return "\n\n".join(
         [
             f"{plan.rounds} rounds. Microseconds from the arrival of the last rank until all ranks have the data, by "
-            "the work that each rank does before the exchange.",
+            f"the work that each rank does before the exchange. Then each reads and writes {plan.evict_mb} MB.",
             markdown_table(["work", "exchange", "median", "mean", "p99"], rows, num_text=2),
         ]
     )

@@ -40,7 +40,6 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint
 from lp.model.compilation import CompileMode
 from lp.model.kernels import AttentionKind
-from parallel.comm.channel import HEADER
 
 # Numbers of rows at which a forward pass is taken apart.
 PARTS_ROWS = (1, 64)
@@ -192,7 +191,7 @@ def measure_host(checkpoint: Checkpoint, arguments: argparse.Namespace) -> HostW
 
 def measure_exchange(num_ranks: int, host: HostWork) -> ExchangeCost:
     """Measures the exchange of the answers for a step's rows, shared equally, after as much work as a step is."""
-    num_bytes = 4 * (HEADER + CANDIDATES * HOST_ROWS // num_ranks)
+    num_bytes = 4 * (CANDIDATES * HOST_ROWS // num_ranks)
     work_ms = min(LONGEST_WORK_MS, 1000 * host.step_s)
     (cost,) = measure_exchanges(ExchangePlan(num_ranks, ["shm"], num_bytes, [work_ms], rounds=100))
     return cost

@@ -173,6 +173,14 @@ class TokenTree:
         levels = descend(self, [0], lambda depth, _: tokens[depth] if depth < len(tokens) else None)
         return self.path(levels[-1][0]) if levels else []
 
+    def num_along(self, tokens: list[int], part: list[int]) -> int:
+        """How many of the tokens that follow the first row, one below the other, are guessed by rows of a part."""
+        if (native := library()) is not None:
+            at_tokens, at_parents, _ = self.addresses
+            return native.tree_follow_part(at_tokens, at_parents, len(self), tokens, part)
+        levels = descend(self, self.children[0], lambda depth, _: tokens[depth] if depth < len(tokens) else None)
+        return sum(not set(part).isdisjoint(level) for level in levels)
+
     def take(self, rows: Sequence[int]) -> TokenTree:
         """The sub-tree of ascending `rows`, which must contain all ancestors of each row."""
         index = np.asarray(rows)
@@ -324,6 +332,8 @@ class Answers:
         2HG with guesses, plus D with hidden states.
         """
         first = self.targets[:, None] if self.candidates is None else self.candidates
+        if self.logprobs is None and self.guesses is None and self.hidden is None:
+            return first.astype(np.int32, copy=False)
         columns = [first.astype(np.int32)]
         if self.logprobs is not None and self.top_tokens is not None and self.top_logprobs is not None:
             columns.append(self.logprobs.astype(np.float32)[:, None].view(np.int32))

@@ -18,7 +18,7 @@ from lp.model.kernels import AttentionKind
 from lp.model.memory import num_weight_bytes
 from lp.tree import TokenTree
 from parallel.comm.base import Traffic
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.runners.partition import partition
 from parallel.sharding.stages import read_stage
 from parallel.sharding.tensor import read_sharded

@@ -23,7 +23,7 @@ from lp.methods.ngram_pool import Continuation, merge
 from lp.methods.window import Window
 from lp.tree import TokenTree, TreeBuilder
 from parallel import build
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.mesh import Mode, resolve_degrees
 from parallel.runners.partition import partition
 from parallel.sharding.slices import (

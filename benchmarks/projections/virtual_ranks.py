@@ -24,8 +24,8 @@ from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
-from parallel.comm.channel import HEADER
-from parallel.runners.merging import merge_all, pack_all
+from parallel.comm.rows import HEADER, fill, message_length, pack
+from parallel.runners.merging import answers_of, rows_of, tables_of
 from parallel.runners.shares import KnownTokens, Shares
 from parallel.runners.sharing import Sharing
 
@@ -164,21 +164,24 @@ class VirtualRanks(ForwardRunner):
         all_shares = self._sharing.share(steps, numbers)
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
-        seconds, payloads, num_computing, rows, untimed_s = [], [], 0, 0, 0.0
+        tables = tables_of(steps, all_shares)
+        length = message_length(tables, len(self.ranks))
+        seconds, messages, num_computing, rows, untimed_s = [], [], 0, 0, 0.0
         for number, (rank, timed) in enumerate(zip(self.ranks, self.timed, strict=True)):
             parts = [_copy(part) for part in map(Shares.part, all_shares, steps, repeat(number)) if part is not None]
             begin = self._clock()
-            payload = pack_all(steps, all_shares, len(self.ranks), timed.launch(parts)() if parts else [])
+            message = pack((0, 0), rows_of(timed.launch(parts)()) if parts else [], length)
             seconds.append(self._clock() - begin)
             if timed is not rank and parts:
                 begin = self._clock()
-                payload = pack_all(steps, all_shares, len(self.ranks), rank.launch([_copy(part) for part in parts])())
+                message = pack((0, 0), rows_of(rank.launch([_copy(part) for part in parts])()), length)
                 untimed_s += self._clock() - begin
-            payloads.append(payload)
+            messages.append(message)
             num_computing += bool(parts)
             rows = max(rows, sum(len(timed.states[part.sequence.id].last) for part in parts))
-        self._on_step(PlayedStep(steps, tuple(seconds), num_computing, rows, len(payloads[0]), untimed_s))
-        answers = merge_all(steps, all_shares, np.stack(payloads))
+        self._on_step(PlayedStep(steps, tuple(seconds), num_computing, rows, length - HEADER, untimed_s))
+        fill(tables, np.stack(messages))
+        answers = answers_of(steps, tables)
         return lambda: answers
 
 

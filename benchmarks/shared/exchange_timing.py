@@ -1,7 +1,8 @@
-"""Times all-gathers between ranks of this host, which take turns by kind of exchange.
+"""Times the exchanges of steps between ranks of this host, which take turns by kind of exchange.
 
-Each rank computes for a while, as in a decoding step, and then exchanges. The cost of one exchange is the time from the
-arrival of the last rank until every rank has the data: the exchange is not charged for the ranks' different arrivals.
+Each rank computes for a while, as in a decoding step, and then exchanges its rows of a table. The cost of one exchange
+is the time from the arrival of the last rank until every rank has the data: the exchange is not charged for the ranks'
+different arrivals.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch.distributed import TCPStore
 
 from benchmarks.shared.ranks import run_ranks
 from parallel.comm.base import Exchange
+from parallel.comm.channel import Channel
 from parallel.comm.connect import connect
+from parallel.comm.rows import Table
 from parallel.mesh import ExchangeKind, ParallelSettings, make_mesh
 
 BLOCK = 10  # exchanges of one kind in a row
@@ -30,8 +33,9 @@ ClockReadings: TypeAlias = dict[tuple[str, float], list[tuple[float, float]]]
 class ExchangePlan:
     """What to measure.
 
-    kinds: exchanges to compare. num_bytes: sent by each rank. work_ms: times that a rank is busy before an exchange.
-    rounds: exchanges for each kind and busy time.
+    kinds: exchanges to compare. num_bytes: of each rank's rows. work_ms: times that a rank is busy before an exchange.
+    rounds: exchanges for each kind and busy time. evict_mb: megabytes that a rank then reads and writes, so that its
+    caches hold nothing else.
     """
 
     ranks: int
@@ -39,11 +43,12 @@ class ExchangePlan:
     num_bytes: int
     work_ms: list[float]
     rounds: int
+    evict_mb: int = 0
 
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Microseconds of one all-gather, from the arrival of the last rank until all have the data."""
+    """Microseconds of one exchange, from the arrival of the last rank until all have the data."""
 
     exchange: str
     work_ms: float
@@ -66,15 +71,16 @@ def measure_exchanges(plan: ExchangePlan) -> list[ExchangeCost]:
 def run_rank(rank: int, plan: ExchangePlan, ports: dict[str, int]) -> ClockReadings:
     """One rank's process."""
     torch.set_num_threads(1)
-    exchanges = {kind: connect_at(rank, plan, kind, port) for kind, port in ports.items()}
+    channels = {kind: Channel(connect_at(rank, plan, kind, port)) for kind, port in ports.items()}
+    evicted = np.zeros(plan.evict_mb << 18, np.float32)
     readings: ClockReadings = {(kind, work_ms): [] for kind in plan.kinds for work_ms in plan.work_ms}
     for work_ms in plan.work_ms:
         for _ in range(0, plan.rounds, BLOCK):
-            for kind, exchange in exchanges.items():
-                block = [time_one(exchange, plan.num_bytes // 4, work_ms) for _ in range(1 + BLOCK)]
+            for kind, channel in channels.items():
+                block = [time_one(channel, plan.num_bytes // 4, work_ms, evicted) for _ in range(1 + BLOCK)]
                 readings[kind, work_ms] += block[1:]  # the first shows how the ranks left the other exchange
-    for exchange in exchanges.values():
-        exchange.close()
+    for channel in channels.values():
+        channel.close()
     return readings
 
 
@@ -94,17 +100,22 @@ def connect_at(rank: int, plan: ExchangePlan, kind: str, port: int) -> Exchange:
     return connect(settings, make_mesh(settings, "cuda" if kind == "nccl" else "cpu", environment))
 
 
-def time_one(exchange: Exchange, num_integers: int, work_ms: float) -> tuple[float, float]:
+def time_one(channel: Channel, num_rows: int, work_ms: float, evicted: np.ndarray) -> tuple[float, float]:
     """Computes for `work_ms`, then exchanges. Returns the clock before and after the exchange.
 
     All processes of a host read the same clock.
     """
-    mine = np.arange(num_integers, dtype=np.int32)
+    mine = np.arange(num_rows, dtype=np.int32)[:, None]
+    senders = {
+        rank: list(range(rank, channel.num_ranks * num_rows, channel.num_ranks)) for rank in range(channel.num_ranks)
+    }
     compute_for(work_ms / 1e3)
+    evicted += 1
     begin = time.perf_counter()
-    gathered = exchange.all_gather(mine)
+    table = Table(senders, np.empty((channel.num_ranks * num_rows, 1), np.int32))
+    channel.gather_rows([mine], [table])
     end = time.perf_counter()
-    assert (gathered == mine).all(), "an exchange delivered the wrong integers"
+    assert (table.numbers == mine.repeat(channel.num_ranks, axis=0)).all(), "an exchange delivered the wrong integers"
     return begin, end
 
 

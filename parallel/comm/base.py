@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel.comm.rows import GathersRows, Table
+
 # Says whether the ranks are about to change. A rank that waits for another asks it some fifty times a second, and gives
 # up the wait with EpochOver when the answer is yes.
 IsOver = Callable[[], bool]
@@ -72,9 +74,9 @@ class Messages(Protocol):
 class Exchange(Protocol):
     """Collectives over all ranks of a run. Every rank must make the same calls in the same order.
 
-    All of them raise EpochOver in a run whose ranks may change. traffic: what this rank has sent; each call of
-    `all_gather` and `broadcast` counts as one collective. messages: for tensors between two ranks, which have a traffic
-    of their own; None where nobody sends any.
+    All of them raise EpochOver in a run whose ranks may change. traffic: what this rank has sent; each call counts
+    as one collective. messages: for tensors between two ranks, which have a traffic of their own; None where nobody
+    sends any.
     """
 
     rank: int
@@ -87,6 +89,17 @@ class Exchange(Protocol):
 
         mine: int32 [I], with the same I on all ranks. timeout_s: seconds to wait for the others; None takes the
         exchange's own limit. Returns a new int32 [N, I]. Raises RankLost.
+        """
+        ...
+
+    def gather_rows(
+        self, header: tuple[int, int], own: list[np.ndarray], tables: list[Table], ranks_per_replica: int = 1
+    ) -> np.ndarray:
+        """Fills tables by the rows that the replicas have of them.
+
+        own: int32 [rows, C], this replica's rows of each table of which it has any. ranks_per_replica: neighbouring
+        ranks that send the same. Returns the headers of all ranks, int32 [N, H], which hold until the next call. Raises
+        RankLost.
         """
         ...
 
@@ -151,7 +164,7 @@ class Collectives(Messages, Protocol):
         ...
 
 
-class LocalExchange:
+class LocalExchange(GathersRows):
     """The `Exchange` of a run with one rank: answers each collective with this rank's own data."""
 
     messages: Messages | None = None

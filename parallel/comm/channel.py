@@ -1,25 +1,22 @@
 """What the runners and the serving loops of all ranks say to each other, in exactly one collective per step.
 
-Ahead of each rank's payload, the step's all-gather carries two integers: whether commands follow, which only rank 0
+Ahead of each rank's rows, the step's collective carries two integers: whether commands follow, which only rank 0
 decides, and a fingerprint of the rank's state. Commands (new, cancelled and finished requests, shutdown) travel between
-steps, and only when announced. Knows nothing of what payloads and commands mean.
+steps, and only when announced. Knows nothing of what rows and commands mean.
 
-Shapes: N ranks, I integers of one rank's payload, H integers ahead of it (HEADER).
+Shapes: N ranks, I integers of one rank, H integers ahead of its rows (HEADER).
 """
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any, NoReturn
 
 import numpy as np
 
 from parallel.comm.base import Exchange, Messages, Traffic
+from parallel.comm.rows import Table
 from parallel.errors import StateDiverged
-
-# Integers ahead of the payload: whether commands follow (0 or 1), and the fingerprint.
-HEADER = 2
 
 
 class Channel:
@@ -48,35 +45,36 @@ class Channel:
         assert self.is_leader, "only rank 0 announces commands"
         self._announced = pending
 
-    def gather(self, payload: np.ndarray, fingerprint: int = 0) -> np.ndarray:
-        """Gives every rank the payloads of all ranks and notes in `commands_due` what rank 0 announced.
+    def gather_rows(
+        self, own: list[np.ndarray], tables: list[Table], fingerprint: int = 0, ranks_per_replica: int = 1
+    ) -> None:
+        """Fills tables by the rows of all replicas and notes in `commands_due` what rank 0 announced.
 
-        payload: int32 [I], with the same I on all ranks. fingerprint: a checksum of this rank's state, whose low 32
-        bits are compared; 0 on all ranks switches the comparison off. Returns int32 [N, I]. Raises RankLost, and
-        StateDiverged on all ranks alike if the fingerprints differ.
+        own, ranks_per_replica: see Exchange. fingerprint: a checksum of this rank's state, whose low 32 bits are
+        compared; 0 on all ranks switches the comparison off. Raises RankLost, and StateDiverged on all ranks alike if
+        the fingerprints differ.
         """
-        message = np.empty(HEADER + len(payload), np.int32)
-        message[:HEADER], message[HEADER:] = self.header(fingerprint), payload
-        begin, traffic = time.perf_counter(), self.traffic
-        gathered = self._exchange.all_gather(message)  # [N, H + I]
-        traffic.seconds += time.perf_counter() - begin
-        traffic.bytes_sent += message.nbytes
+        of_exchange, traffic = self._exchange.traffic, self.traffic
+        bytes_sent, seconds = of_exchange.bytes_sent, of_exchange.seconds
+        headers = self._exchange.gather_rows(self.header(fingerprint), own, tables, ranks_per_replica)
+        traffic.seconds += of_exchange.seconds - seconds
+        traffic.bytes_sent += of_exchange.bytes_sent - bytes_sent
         traffic.num_collectives += 1
-        self.heard(gathered[:, :HEADER])
-        return gathered[:, HEADER:]
+        self.heard(headers)
 
     def header(self, fingerprint: int = 0) -> tuple[int, int]:
-        """Returns what this rank says ahead of a step's payload: H numbers that int32 holds."""
+        """Returns what this rank says ahead of a step's rows: H numbers that int32 holds."""
         bits = fingerprint & 0xFFFFFFFF
         return int(self._announced), bits - (1 << 32) if bits >> 31 else bits
 
     def heard(self, headers: np.ndarray) -> None:
         """Takes in the headers of all ranks for a step, int32 [N, H]. Raises StateDiverged, on all ranks alike."""
         self.num_steps += 1
-        (commands_due, first), *others = headers.tolist()
-        self.commands_due = bool(commands_due)
-        if any(fingerprint != first for _, fingerprint in others):
-            self._tell_difference(headers[:, 1])
+        said = headers.tolist()
+        self.commands_due, first = bool(said[0][0]), said[0][1]
+        for _, fingerprint in said:
+            if fingerprint != first:
+                self._tell_difference(headers[:, 1])
 
     def share(self, commands: bytes | None) -> bytes:
         """Gives every rank the encoded commands of rank 0; the other ranks pass None.

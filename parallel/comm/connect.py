@@ -30,6 +30,7 @@ from parallel.comm.base import (
 )
 from parallel.comm.peers import await_keys
 from parallel.comm.process_group import ProcessGroupCollectives, ProcessGroupExchange
+from parallel.comm.rows import Table
 from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.comm.shared_tensors import RING_SLOTS, SharedMemoryCollectives, keeps_order
 from parallel.errors import RankLost, name_ranks
@@ -251,6 +252,13 @@ class DelayedExchange:
         gathered = self._inner.all_gather(mine, timeout_s)
         self._wait()
         return gathered
+
+    def gather_rows(
+        self, header: tuple[int, int], own: list[np.ndarray], tables: list[Table], ranks_per_replica: int = 1
+    ) -> np.ndarray:
+        headers = self._inner.gather_rows(header, own, tables, ranks_per_replica)
+        self._wait()
+        return headers
 
     def broadcast(self, data: bytes | None) -> bytes:
         received = self._inner.broadcast(data)

@@ -15,11 +15,12 @@ from torch.distributed import Store
 
 from parallel.comm.base import IsOver, Messages, Traffic, WithoutSlots, never
 from parallel.comm.guarded_group import GuardedGroup
+from parallel.comm.rows import GathersRows
 from parallel.comm.symmetric_memory import SymmetricSum, try_symmetric_memory
 from parallel.errors import RankLost
 
 
-class ProcessGroupExchange:
+class ProcessGroupExchange(GathersRows):
     """The `Exchange` of ranks that need not be on one host; see GuardedGroup for the arguments."""
 
     def __init__(

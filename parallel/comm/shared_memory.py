@@ -26,6 +26,7 @@ from torch.distributed import Store
 from lp.platform.library import Library, address, library
 from parallel.comm.base import IsOver, Messages, Traffic, never
 from parallel.comm.peers import Peers, await_keys, wait_for
+from parallel.comm.rows import HEADER, GathersRows, Table, message_length
 from parallel.errors import EpochOver, RankLost
 
 _Result = TypeVar("_Result")
@@ -36,7 +37,7 @@ _GATHER, _BROADCAST = 1, 2
 _NAMES = {_GATHER: "an all-gather", _BROADCAST: "a broadcast"}
 
 
-class SharedMemoryExchange:
+class SharedMemoryExchange(GathersRows):
     """The `Exchange` of ranks that all run on one host.
 
     All ranks construct it at the same time with the same Store, which is not needed afterwards. timeout_s: seconds that
@@ -51,6 +52,7 @@ class SharedMemoryExchange:
         self._timeout_s = timeout_s
         self._is_over = is_over
         self._number = 0
+        self._headers = np.empty((num_ranks, HEADER), np.int32)
         self._native: NativeMailbox | None = None
         self._peers = Peers(list(range(num_ranks)), [])
         with shared_path(store, rank, 0, timeout_s, is_over, lambda: Mailbox.create(num_ranks)) as path:
@@ -69,6 +71,23 @@ class SharedMemoryExchange:
             return gathered
         with self.traffic.counted(mine.nbytes):
             return self._all_gather(mine, timeout_s)
+
+    def gather_rows(
+        self, header: tuple[int, int], own: list[np.ndarray], tables: list[Table], ranks_per_replica: int = 1
+    ) -> np.ndarray:
+        num_bytes = 4 * message_length(tables, self.num_ranks // ranks_per_replica)
+        if (native := self._native) is None or num_bytes > SLOT_BYTES:
+            return super().gather_rows(header, own, tables, ranks_per_replica)
+        begin, traffic = time.perf_counter(), self.traffic
+        self._number += 1
+        number, how = self._number, (tables, self._headers, ranks_per_replica, num_bytes)
+        state = native.gather_rows(number, *header, own, *how, NATIVE_WAIT_US)
+        if state != -1:
+            self._finish(state, lambda: native.gather_rows(number, 0, 0, None, *how, 0), num_bytes, self._timeout_s)
+        traffic.seconds += time.perf_counter() - begin
+        traffic.bytes_sent += num_bytes
+        traffic.num_collectives += 1
+        return self._headers
 
     def broadcast(self, data: bytes | None) -> bytes:
         assert (data is not None) == (self.rank == 0), "only rank 0 passes the bytes of a broadcast"
@@ -108,16 +127,23 @@ class SharedMemoryExchange:
         """An all-gather of one round by the library."""
         self._number += 1
         gathered = np.empty((self.num_ranks, mine.size), dtype=np.int32)
-        state = native.gather(self._number, mine, gathered, NATIVE_WAIT_US)
+        state = native.gather(self._number, mine, gathered, mine.nbytes, NATIVE_WAIT_US)
+        if state != -1:
+            self._finish(
+                state, lambda: native.gather(self._number, None, gathered, mine.nbytes, 0), mine.nbytes, timeout_s
+            )
+        return gathered
+
+    def _finish(self, state: int, attempt: Callable[[], int], num_bytes: int, timeout_s: float) -> None:
+        """Finishes a round of the library that has not everything yet. state: of the first attempt."""
         if state >= 0:
-            state = -self._await(lambda: max(0, -native.gather(self._number, None, gathered, 0)), timeout_s)
+            state = -self._await(lambda: max(0, -attempt()), timeout_s)
         if state < -1:
             assert self._mailbox is not None, "this exchange is closed"
             message = self._mailbox.read(rank := -2 - state, self._number)
             assert message is not None, "it has arrived"
             self._check_kind(rank, message, _GATHER)
-            self._check_size(rank, message, mine.nbytes)
-        return gathered
+            self._check_size(rank, message, num_bytes)
 
     def _broadcast(self, mine: memoryview) -> bytes:
         received = bytearray()
@@ -276,16 +302,12 @@ class NativeMailbox:
     def __init__(self, native: Library, first_slot: int, rank: int, num_ranks: int) -> None:
         """first_slot: its address."""
         spins = NUM_NATIVE_SPINS if num_ranks <= (os.cpu_count() or 1) else 0
-        self._gather = native.mailbox_gather
-        self._mailbox: int = native.mailbox_new(first_slot, _STRIDE, rank, num_ranks, spins)
-        finalize(self, native.mailbox_free, self._mailbox)
-
-    def gather(self, number: int, mine: np.ndarray | None, gathered: np.ndarray, wait_us: int) -> int:
-        """Publishes this rank's message, if one is given, and waits a little for those of the others.
-
-        Returns -1 if all are there, the number of a rank whose is not, or -2 - r if that of rank r is something else.
-        """
-        return self._gather(self._mailbox, number, mine, gathered, gathered[0].nbytes, wait_us)
+        mailbox = native.mailbox_new(first_slot, _STRIDE, rank, num_ranks, spins)
+        finalize(self, native.mailbox_free, mailbox)
+        # Each publishes this rank's message, if one is given, and waits a little for those of the others. It returns -1
+        # if all are there, the number of a rank whose is not, or -2 - r if that of rank r is something else.
+        self.gather: Callable[..., int] = partial(native.mailbox_gather, mailbox)
+        self.gather_rows: Callable[..., int] = partial(native.mailbox_gather_rows, mailbox)
 
 
 def _file_bytes(num_ranks: int) -> int:

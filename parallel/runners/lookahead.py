@@ -20,9 +20,10 @@ from lp.step_cost import StepTimes
 from lp.tree import Answers
 from parallel.comm.base import Messages
 from parallel.comm.channel import Channel
+from parallel.comm.rows import Table
 from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.copying import Copying
-from parallel.runners.merging import fingerprint_of, merge_all, pack_all
+from parallel.runners.merging import answers_of, fingerprint_of, rows_of, tables_of
 from parallel.runners.prefill_split import compute_part
 from parallel.runners.shares import KnownTokens, Shares, shared_by
 from parallel.runners.sharing import Sharing
@@ -189,13 +190,14 @@ class LookaheadParallel(ForwardRunner):
                 compute_part(self.copying, shares.split, step.sequence)
 
     def _all_answers(self, steps: list[StepInput], all_shares: list[Shares], pending: Pending) -> list[Answers]:
-        payload = pack_all(steps, all_shares, self.num_replicas, pending())
+        own, tables = rows_of(pending()), tables_of(steps, all_shares)
         drafts, self._own_drafts = self._own_drafts, None
-        if drafts is not None:
-            payload.resize(max(len(payload), len(drafts)), refcheck=False)
+        if drafts is not None:  # one more table, which has a row of each rank that drafts
+            places = {replica: [place] for place, replica in enumerate(self._idle)}
+            tables.append(Table(places, np.empty((self.num_ahead, len(drafts)), np.int32)))
             if self.ahead_place is not None:
-                payload[: len(drafts)] = drafts
-        gathered = self.channel.gather(payload, fingerprint_of(steps))[:: self.ranks_per_replica]
+                own.append(drafts[None])
+        self.channel.gather_rows(own, tables, fingerprint_of(steps), self.ranks_per_replica)
         if drafts is not None:
-            self._all_drafts = gathered[self._idle, : len(drafts)]
-        return merge_all(steps, all_shares, gathered)
+            self._all_drafts = tables.pop().numbers
+        return answers_of(steps, tables)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lp.platform.library import library
 from lp.tree import TokenTree
 
 
@@ -40,7 +41,10 @@ def partition(tree: TokenTree, num_parts: int, trunks: Sequence[int] = ()) -> li
     """
     if num_parts == 1:
         return [list(range(len(tree)))]
-    trunks = trunks or [0] * num_parts
+    trunks = list(trunks) or [0] * num_parts
+    if (native := library()) is not None:
+        _, parents, depths = tree.addresses
+        return native.tree_split(parents, depths, len(tree), trunks)
     leaves = leaves_of(tree)
     smallest, largest = -(-len(tree) // num_parts), len(tree) + max(trunks)
     while smallest < largest:

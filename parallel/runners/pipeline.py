@@ -34,7 +34,8 @@ from lp.runner.runner import StepInput
 from lp.runner.single_device import Pending, SingleDevice
 from lp.tree import Answers
 from parallel.comm.base import Collectives
-from parallel.comm.channel import HEADER, Channel
+from parallel.comm.channel import Channel
+from parallel.comm.rows import HEADER
 from parallel.runners.merging import fingerprint_of
 
 # Rows of a prompt that go through a stage together, at most.
@@ -44,8 +45,8 @@ STAGE_CHUNK = {"cpu": 128, "cuda": PREFILL_CHUNK}
 class PipelineParallel(SingleDevice):
     """A SingleDevice that holds one stage. All ranks call it with the same batches in the same order.
 
-    It needs no `Channel.gather` for the headers of a step: each stage adds its own header to the message for the next
-    one, and the last stage sends all of them back with the answers.
+    It needs no `Channel.gather_rows` for the headers of a step: each stage adds its own header to the message for the
+    next one, and the last stage sends all of them back with the answers.
     """
 
     def __init__(self, model: CausalModel, pipeline: Collectives, channel: Channel, prefill_chunk: int | None = None):

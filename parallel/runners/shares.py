@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lp.runner.runner import SharedBy, StepInput
 from lp.trace import digit_of
-from lp.tree import NO_ROWS, TokenTree, descend
+from lp.tree import NO_ROWS, TokenTree
 
 
 class Split(NamedTuple):
@@ -81,23 +81,16 @@ class KnownTokens:
         """
         num_before, numbers = len(tokens) - 1, self.numbers
         if self._rows:
-            levels: list[list[int]] | None = None
             for replica, rows in self._rows.items():
                 if len(rows) == len(self._tree):  # all that was accepted is in it
                     numbers[replica] = num_before
-                    continue
-                levels = self._accepted(tokens) if levels is None else levels
-                part = set(rows)
-                numbers[replica] = self._length + sum(not part.isdisjoint(level) for level in levels)
+                else:
+                    accepted = list(tokens[self._length : -1])
+                    numbers[replica] = self._length + self._tree.num_along(accepted, list(rows))
             self._rows = {}
         if max(numbers) > num_before:
             numbers[:] = [min(number, num_before) for number in numbers]
         return numbers
-
-    def _accepted(self, tokens: Sequence[int]) -> list[list[int]]:
-        """For each token below the root that was accepted, the rows of the last tree that had guessed it."""
-        accepted, tree = tokens[self._length : -1], self._tree
-        return descend(tree, tree.children[0], lambda depth, _: accepted[depth] if depth < len(accepted) else None)
 
 
 def shared_by(

@@ -223,6 +223,17 @@ def test_the_same_rows_are_accepted_and_followed(
 
 
 @needs_library
+@given(trees(), st.lists(TOKENS, max_size=19), st.data())
+def test_the_same_tokens_are_in_a_part(tree: TokenTree, text: list[int], data: st.DataObject) -> None:
+    ends = data.draw(st.lists(st.integers(0, len(tree) - 1), max_size=3))
+    part = sorted({0, *(row for end in ends for row in tree.path(end))})
+    for tokens in (text, tree.tokens[tree.path(len(tree) - 1)[1:]].tolist()):
+        number = tree.num_along(tokens, part)
+        with python_alone():
+            assert tree.num_along(tokens, part) == number
+
+
+@needs_library
 @given(trees(), st.integers(0, 19))
 def test_rows_see_the_same_rows(tree: TokenTree, num_above: int) -> None:
     for each in (tree, tree.under([1] * num_above), tree.take(sorted({0, *tree.path(len(tree) - 1)}))):

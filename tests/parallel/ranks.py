@@ -1,6 +1,6 @@
 """Runs tests on real ranks: processes on this host that meet at a Store of the test process, as under torchrun.
 
-    def sums(mesh, channel, number): return channel.gather(np.full(1, number, np.int32)).sum()
+    def sums(mesh, channel, number): return channel.compare(np.full(1, number, np.int32)).sum()
     assert run_ranks(sums, 2, 21, exchange="gloo") == [42, 42]
 
 The function and its arguments must be picklable, and the function must stand at the top level of its module. Nothing
@@ -26,9 +26,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.distributed import TCPStore
 
 from lp.platform.disk_cache import VARIABLE
+from parallel.comm.channel import Channel
+from parallel.comm.rows import Table
 
 # Ranks are forked from a server that has imported what they need, so that each starts in a fraction of a second. Those
 # on a GPU are not: CUDA does not work in a fork of a process that has looked for GPUs, which some imports do.
@@ -37,6 +40,15 @@ _CONTEXT.set_forkserver_preload(["tests.parallel.preloaded"])
 _CHECKOUT = Path(__file__).resolve().parents[2]
 # Ranks share what the test run has compiled, also those of a test that has a cache of its own.
 _CACHE = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+
+
+def gather(channel: Channel, mine: np.ndarray, fingerprint: int = 0) -> np.ndarray:
+    """The integers of all ranks in a step, int32 [I] to int32 [N, I], as rows of one table."""
+    number, size = channel.num_ranks, len(mine)
+    senders = {rank: range(rank * size, (rank + 1) * size) for rank in range(number)}
+    table = Table(senders, np.empty((number * size, 1), np.int32))
+    channel.gather_rows([mine[:, None]], [table], fingerprint)
+    return table.numbers.reshape(number, size)
 
 
 @dataclass

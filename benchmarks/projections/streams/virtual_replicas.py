@@ -15,7 +15,7 @@ from lp.request import Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending
 from lp.step_cost import StepTimes
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.runners.shares import KnownTokens, Shares
 from parallel.runners.sharing import Sharing
 

@@ -31,12 +31,14 @@ struct Mailbox {
         return *reinterpret_cast<MailboxSlot*>(slots + (2 * of + round % 2) * slot_bytes);
     }
 
-    void publish(int64_t round, const void* mine, int64_t num_bytes) const {
+    // write(part): writes the message.
+    template <class Write>
+    void publish(int64_t round, int64_t num_bytes, Write write) const {
         MailboxSlot& own = slot(rank, round);
         own.checksum = WRITTEN_NATIVELY;
         own.kind = GATHERED;
         own.total = own.length = num_bytes;
-        memcpy(own.part(), mine, num_bytes);
+        write(own.part());
         own.said().store(round, std::memory_order_release);
     }
 
@@ -68,12 +70,11 @@ struct Mailbox {
         return -1;
     }
 
-    // Copies what all have sent. Returns -1, or -2 - r if rank r has sent something else.
-    int64_t collect(int64_t round, int64_t num_bytes, char* out) const {
+    // -1, or -2 - r if rank r has sent something else.
+    int64_t check(int64_t round, int64_t num_bytes) const {
         for (int64_t of = 0; of < num_ranks; ++of) {
-            MailboxSlot& one = slot(of, round);
+            const MailboxSlot& one = slot(of, round);
             if (one.kind != GATHERED || one.total != num_bytes) return -2 - of;
-            memcpy(out + of * num_bytes, one.part(), num_bytes);
         }
         return -1;
     }

@@ -1,12 +1,15 @@
 // The functions that Python calls: lp/tree.py, lp/drafting/drafter.py, the forwards and the exchange between ranks.
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "budget.h"
 #include "callable.h"
 #include "drafts.h"
 #include "exchange.h"
 #include "noise.h"
+#include "partition.h"
+#include "rows.h"
 #include "step.h"
 #include "tree.h"
 
@@ -33,6 +36,26 @@ int64_t tree_follow(const int64_t* tokens, const int64_t* parents, int64_t num_r
 }
 
 void tree_visibility(const int64_t* parents, int64_t num_rows, uint8_t* seen) { visibility(parents, num_rows, seen); }
+
+// trunks: a list of a number for each part. Returns a list of the rows of each part.
+PyObject* tree_split(const int64_t* parents, const int64_t* depths, int64_t num_rows, PyObject* trunks) {
+    const int64_t* given = numbers_of(trunks);
+    const auto parts = split({nullptr, parents, num_rows}, depths, {given, given + PyList_Size(trunks)});
+    PyObject* lists = PyList_New(parts.size());
+    for (size_t part = 0; lists && part < parts.size(); ++part)
+        PyList_SetItem(lists, part, list_of(parts[part].data(), parts[part].size()));
+    return lists;
+}
+
+// wanted, part: lists of tokens and of rows. How many of the tokens that follow the first row are in the part.
+int64_t tree_follow_part(const int64_t* tokens, const int64_t* parents, int64_t num_rows, PyObject* wanted,
+                         PyObject* part) {
+    const ptrdiff_t num_wanted = PyList_Size(wanted), num_part = PyList_Size(part);
+    std::vector<bool> is_in(num_rows);
+    const int64_t* rows = numbers_of(part);
+    for (ptrdiff_t at = 0; at < num_part; ++at) is_in[rows[at]] = true;
+    return follow_part({tokens, parents, num_rows}, numbers_of(wanted), num_wanted, is_in);
+}
 
 // Of a step's budget.
 void budget_share_out(const double* odds, const int64_t* sizes, int64_t load, const double* row_s, const double* curve,
@@ -173,29 +196,67 @@ void* mailbox_new(char* slots, int64_t slot_bytes, int64_t rank, int64_t num_ran
     return new Mailbox{slots, slot_bytes, rank, num_ranks, spins};
 }
 void mailbox_free(void* mailbox) { delete static_cast<Mailbox*>(mailbox); }
-// mine, out: arrays; mine is None to go on waiting. Returns -1 if all is there, the number of a rank that has not arrived
-// in time, or -2 - r if rank r has sent something else.
-int64_t mailbox_gather(void* mailbox, int64_t round, PyObject* mine, PyObject* out, int64_t num_bytes,
-                       int64_t limit_us) {
-    const Mailbox& own = *static_cast<Mailbox*>(mailbox);
-    if (mine != &_Py_NoneStruct) own.publish(round, array_of(mine).data, num_bytes);
+// Waits for a round's messages of all ranks. Returns as mailbox_gather.
+int64_t mailbox_await(const Mailbox& own, int64_t round, int64_t num_bytes, int64_t limit_us) {
     if (!own.have_arrived(round)) {
         void* state = PyEval_SaveThread();
         const int64_t missing = own.await(round, limit_us);
         PyEval_RestoreThread(state);
         if (missing >= 0) return missing;
     }
-    return own.collect(round, num_bytes, data_of<char>(out));
+    return own.check(round, num_bytes);
+}
+// mine, out: arrays; mine is None to go on waiting. Returns -1 if all is there, the number of a rank that has not arrived
+// in time, or -2 - r if rank r has sent something else.
+int64_t mailbox_gather(void* mailbox, int64_t round, PyObject* mine, PyObject* out, int64_t num_bytes,
+                       int64_t limit_us) {
+    const Mailbox& own = *static_cast<Mailbox*>(mailbox);
+    if (mine != &_Py_NoneStruct)
+        own.publish(round, num_bytes, [&](char* part) { memcpy(part, array_of(mine).data, num_bytes); });
+    const int64_t state = mailbox_await(own, round, num_bytes, limit_us);
+    if (state == -1)
+        for (int64_t of = 0; of < own.num_ranks; ++of)
+            memcpy(data_of<char>(out) + of * num_bytes, own.slot(of, round).part(), num_bytes);
+    return state;
+}
+// As mailbox_gather, with two integers ahead of the rows of tables: parallel/comm/rows.py. mine: a list of arrays, int32
+// [rows, C]; None to go on waiting. tables: a list of Table. headers: array, int32 [N, 2]. ranks_per_replica: neighbouring
+// ranks that send the same.
+int64_t mailbox_gather_rows(void* mailbox, int64_t round, int64_t first, int64_t second, PyObject* mine,
+                            PyObject* tables, PyObject* headers, int64_t ranks_per_replica, int64_t num_bytes,
+                            int64_t limit_us) {
+    const Mailbox& own = *static_cast<Mailbox*>(mailbox);
+    if (mine != &_Py_NoneStruct)
+        own.publish(round, num_bytes, [&](char* part) {
+            int32_t* next = reinterpret_cast<int32_t*>(part);
+            *next++ = int32_t(first);
+            *next++ = int32_t(second);
+            next = write_rows(mine, next);
+            memset(next, 0, part + num_bytes - reinterpret_cast<char*>(next));
+        });
+    const int64_t state = mailbox_await(own, round, num_bytes, limit_us);
+    if (state != -1) return state;
+    std::vector<const int32_t*> parts;
+    for (int64_t of = 0; of < own.num_ranks; ++of) {
+        const int32_t* part = reinterpret_cast<const int32_t*>(own.slot(of, round).part());
+        std::copy_n(part, 2, data_of<int32_t>(headers) + 2 * of);
+        if (of % ranks_per_replica == 0) parts.push_back(part + 2);
+    }
+    fill_tables(tables, parts);
+    return -1;
 }
 
 PyMethodDef functions[] = {
     callable<mailbox_new>("mailbox_new"),
     callable<mailbox_free>("mailbox_free"),
     callable<mailbox_gather>("mailbox_gather"),
+    callable<mailbox_gather_rows>("mailbox_gather_rows"),
     callable<array_address>("array_address"),
     callable<tree_verify>("tree_verify"),
     callable<tree_follow>("tree_follow"),
     callable<tree_visibility>("tree_visibility"),
+    callable<tree_split>("tree_split"),
+    callable<tree_follow_part>("tree_follow_part"),
     callable<budget_share_out>("budget_share_out"),
     callable<step_draw>("step_draw"),
     callable<step_fill>("step_fill"),

@@ -24,6 +24,10 @@ PyObject* PyList_New(ptrdiff_t size);
 int PyList_SetItem(PyObject* list, ptrdiff_t place, PyObject* item);  // takes over the item
 ptrdiff_t PyList_Size(PyObject* list);
 PyObject* PyList_GetItem(PyObject* list, ptrdiff_t place);  // lends the item
+ptrdiff_t PyObject_Size(PyObject* sequence);
+PyObject* PySequence_GetItem(PyObject* sequence, ptrdiff_t place);
+PyObject* PyDict_GetItem(PyObject* dict, PyObject* key);  // lends the item
+PyObject* PyTuple_GetItem(PyObject* tuple, ptrdiff_t place);  // lends the item
 PyObject* PyTuple_New(ptrdiff_t size);
 int PyTuple_SetItem(PyObject* tuple, ptrdiff_t place, PyObject* item);  // takes over the item
 PyObject* PyDict_New();

@@ -3,6 +3,7 @@
 // R rows of a tree; row 0 is the first, and parents come before their children
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -87,6 +88,25 @@ inline int64_t follow(const Tree& tree, const int64_t* tokens, int64_t count, in
     int64_t row = levels.rows[levels.rows.size() - levels.sizes.back()];
     for (int64_t at = levels.count() - 1; at >= 0; --at, row = tree.parents[row]) path[at] = row;
     return levels.count();
+}
+
+// How many of the tokens that follow the first row are guessed by rows of a part, level by level.
+inline int64_t follow_part(const Tree& tree, const int64_t* tokens, int64_t count, const std::vector<bool>& is_in) {
+    Levels levels;
+    const Children children(tree);
+    std::vector<int64_t> first;
+    children.each(0, [&](int64_t child) { first.push_back(child); });
+    descend(tree, children, std::move(first), [&](int64_t level, int64_t, int64_t& token) {
+        if (level < count) token = tokens[level];
+        return level < count;
+    }, levels);
+    int64_t found = 0;
+    auto row = levels.rows.begin();
+    for (const int64_t size : levels.sizes) {
+        found += std::any_of(row, row + size, [&](int64_t one) { return is_in[one]; });
+        row += size;
+    }
+    return found;
 }
 
 // The ancestor closure [R, R], as bytes.

@@ -11,7 +11,7 @@ from transformers import AutoConfig, LlamaConfig
 
 from benchmarks.projections.measured_cost import check_cost
 from benchmarks.projections.rank_cost import cost_of, full_tree
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.runners.partition import partition
 from tests.models import save_checkpoint
 from tests.slow import exhaustive_except, slow_except

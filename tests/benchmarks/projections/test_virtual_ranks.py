@@ -12,7 +12,7 @@ from benchmarks.projections.lone_rank import LoneRank
 from benchmarks.projections.virtual_ranks import exchange_charges, record, replay
 from lp import Engine, Lookahead, Sampling, Stopping
 from lp.model.checkpoint import ModelSettings, load
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.runners.sharing import TreePartitioner
 from parallel.sharding.tensor import read_sharded
 

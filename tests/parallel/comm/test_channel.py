@@ -8,7 +8,7 @@ import pytest
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
 from parallel.errors import StateDiverged
-from tests.parallel.ranks import run_ranks
+from tests.parallel.ranks import gather, run_ranks
 
 COMMANDS = {2: bytes(range(256)), 3: b"", 7: b"shutdown"}
 
@@ -21,7 +21,7 @@ def follow_commands(mesh, channel):
             channel.announce(step in COMMANDS)
         before = channel.traffic.num_collectives
         payload = np.arange(5, dtype=np.int32) + 100 * mesh.rank + 1000 * step
-        gathered = channel.gather(payload, fingerprint=2**40 + 3_000_000_000 + step)
+        gathered = gather(channel, payload, fingerprint=2**40 + 3_000_000_000 + step)
         assert channel.traffic.num_collectives == before + 1, "a step takes one collective"
         expected = [(np.arange(5) + 100 * rank + 1000 * step).tolist() for rank in range(mesh.num_ranks)]
         assert gathered.tolist() == expected and gathered.dtype == np.int32
@@ -53,7 +53,7 @@ def diverge(mesh, channel, culprits: list[int], wrong_step: int):
     for step in range(1, 10):
         state = 1234 + step + (mesh.rank if mesh.rank in culprits and step >= wrong_step else 0)
         try:
-            channel.gather(np.zeros(3, np.int32), fingerprint=state)
+            gather(channel, np.zeros(3, np.int32), fingerprint=state)
         except StateDiverged as error:
             return str(error), error.rank, error.step
     return None
@@ -76,10 +76,10 @@ def test_a_single_rank_receives_what_it_said_itself():
     channel = Channel(LocalExchange())
     assert channel.is_leader and channel.num_ranks == 1
     channel.announce(True)
-    assert channel.gather(np.array([5], np.int32), fingerprint=-1).tolist() == [[5]]
+    assert gather(channel, np.array([5], np.int32), fingerprint=-1).tolist() == [[5]]
     assert channel.commands_due
     assert channel.share(b"a") == b"a"
-    channel.gather(np.array([5], np.int32))
+    gather(channel, np.array([5], np.int32))
     assert not channel.commands_due
     channel.close()
 
@@ -88,7 +88,7 @@ def test_an_announcement_can_be_withdrawn():
     channel = Channel(LocalExchange())
     channel.announce(True)
     channel.announce(False)
-    channel.gather(np.zeros(0, np.int32))
+    gather(channel, np.zeros(0, np.int32))
     assert not channel.commands_due
 
 

@@ -16,9 +16,10 @@ from torch.distributed import PrefixStore
 from lp.platform.library import python_alone
 from parallel.comm.base import LocalExchange
 from parallel.comm.connect import connect
+from parallel.comm.rows import Table
 from parallel.comm.shared_memory import SLOT_BYTES, Mailbox
 from parallel.mesh import ExchangeKind, ParallelSettings, open_store
-from tests.parallel.ranks import run_ranks
+from tests.parallel.ranks import gather, run_ranks
 from tests.slow import slow_except
 
 KINDS = ("shm", "gloo")
@@ -76,6 +77,54 @@ def test_all_ranks_receive_what_was_sent_without_the_library():
         assert counted == expected
 
 
+def gather_some_rows(mesh, channel, num_rounds: int, ranks_per_replica: int):
+    """Checks tables of all sizes, some of whose rows are sent by several replicas."""
+    exchange, random = channel._exchange, np.random.default_rng(0)
+    num_replicas = mesh.num_ranks // ranks_per_replica
+    for number in range(num_rounds):
+        tables, expected, own = [], [], []
+        for _ in range(random.integers(0, 4)):
+            num_rows = SLOT_INTS // 3 if number == 1 else int(random.integers(1, 40))
+            shape = num_rows, int(random.integers(1, 5))
+            senders: dict[int, list[int] | range] = {}
+            wanted = np.zeros(shape, np.int32)
+            for replica in random.permutation(num_replicas).tolist():
+                rows = np.flatnonzero(random.random(num_rows) < 0.6).tolist()
+                senders[replica] = range(num_rows) if random.random() < 0.2 else rows
+            senders[num_replicas - 1] = range(num_rows)  # all rows are sent by somebody
+            for replica in range(num_replicas - 1, -1, -1):
+                rows, all_numbers = list(senders[replica]), random.integers(-(2**31), 2**31, shape).astype(np.int32)
+                wanted[rows] = all_numbers[rows]
+                if replica == mesh.rank // ranks_per_replica:
+                    # Side by side or not, in rows or in columns.
+                    own.append(np.asfortranarray(all_numbers[rows]) if number % 2 else all_numbers[rows])
+            tables.append(Table(senders, np.full(shape, -1, np.int32)))
+            expected.append(wanted)
+        headers = exchange.gather_rows((number, mesh.rank), own, tables, ranks_per_replica)
+        assert headers.tolist() == [[number, rank] for rank in range(mesh.num_ranks)]
+        for table, wanted in zip(tables, expected, strict=True):
+            assert np.array_equal(table.numbers, wanted), number
+    return exchange.traffic.num_collectives
+
+
+@pytest.mark.parametrize(("kind", "num_ranks", "ranks_per_replica"), [("shm", 2, 1), ("shm", 4, 2), ("gloo", 2, 1)])
+def test_all_ranks_receive_the_rows_of_all_replicas(kind: str, num_ranks: int, ranks_per_replica: int):
+    assert run_ranks(gather_some_rows, num_ranks, 100, ranks_per_replica, exchange=kind) == [100] * num_ranks
+
+
+def gather_rows_without_library(mesh, channel):
+    with python_alone():
+        exchange = connect(
+            ParallelSettings(exchange=ExchangeKind.shm), mesh, PrefixStore("python", open_store(mesh, 30))
+        )
+    with closing(exchange):
+        return gather_some_rows(mesh, SimpleNamespace(_exchange=exchange), 30, 1)
+
+
+def test_all_ranks_receive_the_rows_of_all_without_the_library():
+    assert run_ranks(gather_rows_without_library, 2, exchange="shm") == [30] * 2
+
+
 def count_quickly(mesh, channel, num_rounds: int):
     """Counts in ranks that are unevenly busy: a slot overwritten too early would show a wrong round."""
     exchange = channel._exchange
@@ -94,7 +143,7 @@ def test_many_rounds_in_shared_memory(num_ranks: int):
 
 
 def find_leftovers(mesh, channel):
-    channel.gather(np.zeros(1, np.int32))  # rank 0 takes the path away once all have met
+    gather(channel, np.zeros(1, np.int32))  # rank 0 takes the path away once all have met
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "lookahead-parallel-" in line]
     return [line.endswith("(deleted)") for line in mapped], torch.distributed.is_initialized()
 

@@ -16,29 +16,35 @@ from parallel.comm.process_group import ProcessGroupExchange
 from parallel.comm.shared_memory import SharedMemoryExchange
 from parallel.errors import RankLost
 from parallel.mesh import Mesh, ParallelSettings
-from tests.parallel.ranks import free_port, run_ranks_to_end
+from tests.parallel.ranks import free_port, gather, run_ranks_to_end
 from tests.slow import slow_except
 
 NUM_ROUNDS_BEFORE = 50
 
 
-def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, timeout_s: float | None):
-    """Returns, on the survivors, the RankLost that ends the run: (message, ranks, round, seconds until it came)."""
+def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, timeout_s: float | None, is_step: bool):
+    """Returns, on the survivors, the RankLost that ends the run: (message, ranks, round, seconds until it came).
+
+    is_step: whether ranks gather as in a step.
+    """
     exchange = channel._exchange
     for number in range(1_000_000):
         if mesh.rank == victim and number == NUM_ROUNDS_BEFORE:
             os.kill(os.getpid(), signal_number)
         begin = time.monotonic()
         try:
-            exchange.all_gather(np.full(10, number, np.int32), timeout_s)
+            mine = np.full(10, number, np.int32)
+            gather(channel, mine) if is_step else exchange.all_gather(mine, timeout_s)
         except RankLost as error:
             return str(error), error.ranks, number, time.monotonic() - begin
     raise AssertionError("no rank was lost")
 
 
-def survivors_reports(num_ranks: int, victim: int, signal_number: int, timeout_s: float | None, **options):
+def survivors_reports(
+    num_ranks: int, victim: int, signal_number: int, timeout_s: float | None, is_step: bool = False, **options
+):
     outcomes = run_ranks_to_end(
-        run_until_one_is_lost, num_ranks, victim, signal_number, timeout_s, doomed=(victim,), **options
+        run_until_one_is_lost, num_ranks, victim, signal_number, timeout_s, is_step, doomed=(victim,), **options
     )
     survivors = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
     assert [outcome.error for outcome in survivors] == [None] * (num_ranks - 1), [o.stderr for o in survivors]
@@ -46,9 +52,13 @@ def survivors_reports(num_ranks: int, victim: int, signal_number: int, timeout_s
     return [outcome.result for outcome in survivors]
 
 
-@pytest.mark.parametrize(("num_ranks", "victim"), [(2, 1), (2, 0), (4, 2)])
-def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim: int):
-    for message, ranks, number, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, None, exchange="shm"):
+@pytest.mark.parametrize(
+    ("num_ranks", "victim", "is_step"), [(2, 1, False), (2, 0, False), (4, 2, False), (2, 1, True), (2, 0, True)]
+)
+def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim: int, is_step: bool):
+    for message, ranks, number, seconds in survivors_reports(
+        num_ranks, victim, signal.SIGKILL, None, is_step, exchange="shm"
+    ):
         assert ranks == (victim,) and f"rank {victim} is lost" in message and "start the run again" in message
         assert number == NUM_ROUNDS_BEFORE
         assert seconds < 1.0  # about 20 ms, more on a machine that is busy elsewhere
@@ -81,14 +91,14 @@ def test_the_rank_that_hosts_the_store_is_named_when_it_is_lost(exchange: str, s
 
 
 def leave_early(mesh, channel):
-    channel.gather(np.zeros(1, np.int32))
+    gather(channel, np.zeros(1, np.int32))
     if mesh.rank == 1:
         channel.close()
         time.sleep(1.5)  # alive, but no longer part of the run
         return None
     begin = time.monotonic()
     with pytest.raises(RankLost) as caught:
-        channel.gather(np.zeros(1, np.int32))
+        gather(channel, np.zeros(1, np.int32))
     return str(caught.value), caught.value.ranks, time.monotonic() - begin
 
 
@@ -99,7 +109,7 @@ def test_a_rank_that_left_is_named_in_shared_memory():
 
 
 def wait_for_a_broadcast_of_a_dead_leader(mesh, channel):
-    channel.gather(np.zeros(1, np.int32))
+    gather(channel, np.zeros(1, np.int32))
     if mesh.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RankLost) as caught:

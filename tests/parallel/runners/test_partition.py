@@ -7,6 +7,7 @@ import pytest
 
 from lp.drafting.history import DraftHistory
 from lp.methods.lookahead import Lookahead
+from lp.platform.library import library, python_alone
 from lp.tree import PREFIX, Answers, TokenTree, TreeBuilder, chain
 from parallel.runners.partition import partition
 from parallel.runners.sharing import TreePartitioner
@@ -91,6 +92,18 @@ def test_parts_beside_trunks_are_closed_and_cover_all_rows(num_parts: int, seed:
     for part in parts:
         assert part[0] == 0 and part == sorted(set(part))
         assert set(tree.parents[part].tolist()) - {PREFIX} <= set(part)
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 60, 200])
+def test_python_splits_as_the_library_does(num_rows: int) -> None:
+    random = np.random.default_rng(num_rows)
+    for seed in range(20):
+        tree, num_parts = random_tree(num_rows, seed), int(random.integers(2, 9))
+        trunks = random.integers(0, 2 + num_rows, num_parts).tolist() if seed % 2 else ()
+        parts = partition(tree, num_parts, trunks)
+        with python_alone():
+            assert partition(tree, num_parts, trunks) == parts
 
 
 def two_chains(root: int, length: int) -> TokenTree:

@@ -11,7 +11,7 @@ from lp.runner.runner import StepInput
 from lp.sampling.settings import Sampling
 from lp.step_cost import Extras, StepTimes
 from lp.tree import NO_ROWS, chain
-from parallel.comm.channel import HEADER
+from parallel.comm.rows import HEADER
 from parallel.runners.shares import Shares
 from parallel.runners.sharing import Sharing
 
