@@ -41,6 +41,8 @@ class GrowthAhead(Growth):
         self.entries = np.full((MOST_ENTRIES, ENTRY), NOTHING, np.int32)
         self._time, self._place, self._num_places = time, place, num_places
         self._num_shared, self._num_entries = len(nodes), 0
+        # The tokens that the rounds so far are expected to add to the next step.
+        self._gained = 0.0
         # The places of the ranks that draft below the nodes which were open before the first round.
         self._places = dict[int, int]()
         # What refers to a node on all ranks: the number of one that all have, or the place of a candidate.
@@ -57,12 +59,17 @@ class GrowthAhead(Growth):
             more = self._cost_of([*chosen, number])
             if self.left_open(number) >= least * (more - cost):
                 chosen, cost = [*chosen, number], more
-        gained = self.calibration.rate * sum(map(self.left_open, chosen))
-        return sorted(chosen) if gained > self.pace * self._overtime(cost) else []
+        begin, end = max(self.spent, self._time), max(self.spent + cost, self._time)
+        pace = max(self.pace, self._gained / begin)
+        return sorted(chosen) if self._gain_of(chosen) > pace * (end - begin) else []
 
-    def _overtime(self, cost: float) -> float:
-        """By how much the step ends later because of a round, in plain steps."""
-        return max(0.0, self.spent + cost - max(self.spent, self._time))
+    def _gain_of(self, chosen: Sequence[int]) -> float:
+        """The tokens that a round is expected to add to the next step."""
+        return self.calibration.rate * sum(map(self.left_open, chosen))
+
+    def took_round(self, chosen: Sequence[int]) -> None:
+        self._gained += self._gain_of(chosen)
+        super().took_round(chosen)
 
     def _likeliest(self) -> list[int]:
         """The nodes that the next round may ask about, likeliest first."""
