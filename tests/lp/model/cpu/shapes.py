@@ -24,3 +24,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # Values that are smaller than keys.
     "latent": ("deepseek_v3", {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}),
 }
+# The same of models with recurrent layers.
+RECURRENT_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Heads that no vector divides, with values that are wider than the columns which a thread advances at a time.
+    "odd_delta_net": (
+        "qwen3_5",
+        {
+            "linear_key_head_dim": 7,
+            "linear_value_head_dim": 37,
+            "linear_num_value_heads": 6,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+}
