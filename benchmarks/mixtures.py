@@ -24,18 +24,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, add_up, take_turns
 from benchmarks.shared.filled_cache import fill_cache
 from benchmarks.shared.inputs import encode, read_prompts
-from benchmarks.shared.methods import by_engine, timed
+from benchmarks.shared.methods import gain_of_auto
 from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.random_weights import write_model
 from benchmarks.shared.report import markdown_table, publish
 from benchmarks.shared.shapes import make_config
 from benchmarks.steps.step_curve import TIMED, make_tree, time_forwards
-from lp import Auto, Autoregressive, Engine
+from lp import Engine
 from lp.model.checkpoint import DTYPES
-from lp.request import DecodingMethod
 
 SIZES: dict[str, Any] = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
@@ -46,12 +44,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "32 experts, 4 active": {**SIZES, **EXPERT, "intermediate_size": 768, "num_experts": 32},
     "dense": {**SIZES, "model_type": "qwen3", "intermediate_size": 768},
 }
-AUTO, EMBEDDING = "auto", "model.embed_tokens.weight"
-METHODS: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), AUTO: Auto()}
+EMBEDDING = "model.embed_tokens.weight"
 TEMPERATURES = (0.0, 1.0)
 CACHED, ROUNDS = 256, 3
-# New tokens of the first texts, which are not counted.
-WARM_UP = 32
 
 
 @dataclass
@@ -102,7 +97,7 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         readings = [{rows: time_forwards(model, cache, rows, TIMED) for rows in arguments.rows} for _ in range(ROUNDS)]
         step_ms = {rows: 1000 * median(second for one in readings for second in one[rows]) for rows in arguments.rows}
         prompts = encode(engine, read_prompts(None, arguments.limit), arguments.max_new_tokens)
-        gains = {temperature: gain(engine, prompts, temperature, arguments) for temperature in TEMPERATURES}
+        gains = {at: gain_of_auto(engine, prompts, at, arguments.max_new_tokens) for at in TEMPERATURES}
         assert engine.learner is not None
         known_ms = {rows: 1000 * engine.learner.times.at(rows) for rows in arguments.rows}
         text = [token for prompt in prompts for token in prompt][: arguments.rows[-1]]
@@ -121,18 +116,6 @@ def spread_tokens(folder: Path) -> None:
     tensors = load_file(file)
     tensors[EMBEDDING] *= SIZES["hidden_size"] ** 0.5
     save_file(tensors, file, metadata={"format": "pt"})
-
-
-def gain(engine: Engine, prompts: list[list[int]], temperature: float, arguments: argparse.Namespace) -> float:
-    """The speed of auto, as a multiple of plain decoding's."""
-
-    def methods(num_tokens: int) -> dict[str, Any]:
-        return {name: timed(by_engine(engine, one, temperature, num_tokens)) for name, one in METHODS.items()}
-
-    take_turns(methods(WARM_UP), prompts[:1])
-    texts = take_turns(methods(arguments.max_new_tokens), prompts)
-    totals = {name: add_up(own, texts[AUTOREGRESSIVE]) for name, own in texts.items()}
-    return totals[AUTO].tokens_per_s / totals[AUTOREGRESSIVE].tokens_per_s
 
 
 @torch.inference_mode()

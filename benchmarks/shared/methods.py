@@ -9,13 +9,24 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.shared.decoded_texts import GENERATE, DecodedText, decode_text, generate_tokens
-from lp import Engine, Sampling
+from benchmarks.shared.decoded_texts import (
+    AUTOREGRESSIVE,
+    GENERATE,
+    DecodedText,
+    add_up,
+    decode_text,
+    generate_tokens,
+    take_turns,
+)
+from lp import Auto, Autoregressive, Engine, Sampling
 from lp.model.extensions import ROUND_ROWS
 from lp.request import DecodingMethod
 
 GENERATE_LOOKUP = "transformers prompt lookup (10)"
 LOOKUP_TOKENS = 10
+AUTO = "auto"
+# New tokens of the first texts, which are not counted.
+WARM_UP = 32
 
 # Decodes a prompt with a seed.
 DecodePrompt = Callable[[list[int], int], DecodedText]
@@ -87,3 +98,16 @@ def timed(decode: DecodePrompt, first_seed: int = 0) -> DecodePrompt:
 def describe_costs(costs: Sequence[float]) -> str:
     """Says what forwards of ROUND_ROWS cost."""
     return ", ".join(f"{cost:.2f} with {num_rows} rows" for num_rows, cost in zip(ROUND_ROWS, costs, strict=True))
+
+
+def gain_of_auto(engine: Engine, prompts: list[list[int]], temperature: float, max_new_tokens: int) -> float:
+    """The speed of auto, as a multiple of plain decoding's."""
+    settings: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), AUTO: Auto()}
+
+    def methods(num_tokens: int) -> dict[str, DecodePrompt]:
+        return {name: timed(by_engine(engine, one, temperature, num_tokens)) for name, one in settings.items()}
+
+    take_turns(methods(WARM_UP), prompts[:1])
+    texts = take_turns(methods(max_new_tokens), prompts)
+    totals = {name: add_up(own, texts[AUTOREGRESSIVE]) for name, own in texts.items()}
+    return totals[AUTO].tokens_per_s / totals[AUTOREGRESSIVE].tokens_per_s

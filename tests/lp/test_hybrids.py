@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from lp import Autoregressive, DraftModel, Engine, Lookahead, PromptLookup, Samp
 from lp.kv_cache.cache import KVCache
 from lp.kv_cache.contiguous import ContiguousMemory
 from lp.model.causal import CausalModel
+from lp.model.cpu.forward import NativeForward
+from lp.model.cpu.states import LayerStates
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.fast_forward import SequenceRows
 from lp.model.quantization.quantize import Weights
@@ -55,11 +58,50 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
+@pytest.fixture(scope="module")
+def native_engine_of(checkpoint_folder: Callable[[str], Path]) -> EngineOf:
+    """As `engine_of`, with the native forward, which models as small as these do not get by themselves."""
+
+    @cache
+    def engine(architecture: str) -> Engine:
+        folder = str(checkpoint_folder(architecture))
+        return Engine.from_pretrained(folder, device="cpu", step_times="off", compile="on")
+
+    return engine
+
+
+@pytest.fixture(params=["eager", pytest.param("native", marks=pytest.mark.slow)])
+def any_engine_of(request: pytest.FixtureRequest, engine_of: EngineOf, native_engine_of: EngineOf) -> EngineOf:
+    return native_engine_of if request.param == "native" else engine_of
+
+
+def no_eager_forward(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    """Has the test fail if a step is run by anything but the native forward."""
+    model = engine.checkpoint.model
+    assert isinstance(model.fast, NativeForward)
+    monkeypatch.setattr(model, "forward_eager", None)
+
+
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, *QUICK))
 def test_every_method_gives_the_text_of_generate(
     architecture: str, engine_of: EngineOf, reference_of: Callable[[str], PreTrainedModel]
 ) -> None:
-    engine, reference = engine_of(architecture), reference_of(architecture)
+    check_text(engine_of(architecture), reference_of(architecture))
+
+
+@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2", "qwen3_5"))
+def test_every_method_gives_the_text_of_generate_natively(
+    architecture: str,
+    native_engine_of: EngineOf,
+    reference_of: Callable[[str], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = native_engine_of(architecture)
+    no_eager_forward(monkeypatch, engine)
+    check_text(engine, reference_of(architecture))
+
+
+def check_text(engine: Engine, reference: PreTrainedModel) -> None:
     for length in (1, 300):
         prompt = make_prompt(length)
         expected = generate_greedily(reference, prompt, NUM_TOKENS)
@@ -137,6 +179,20 @@ def test_a_path_that_is_not_replayed_is_found(
     assert decode(engine_of(architecture), prompt, PromptLookup(), NUM_TOKENS) != expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", QUICK)
+def test_a_path_that_is_not_replayed_natively_is_found(
+    architecture: str,
+    native_engine_of: EngineOf,
+    reference_of: Callable[[str], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LayerStates, "replay", lambda self, state, rows: state)
+    prompt = make_prompt(20)
+    expected = generate_greedily(reference_of(architecture), prompt, NUM_TOKENS)
+    assert decode(native_engine_of(architecture), prompt, PromptLookup(), NUM_TOKENS) != expected
+
+
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
 def test_sampled_text_is_the_same_with_every_method(architecture: str, engine_of: EngineOf) -> None:
     engine, prompt, sampling = engine_of(architecture), make_prompt(33), Sampling(temperature=0.8, seed=5)
@@ -166,7 +222,7 @@ def serve(engine: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
 def test_requests_that_lose_their_memory_yield_the_same(
     architecture: str,
-    engine_of: EngineOf,
+    any_engine_of: EngineOf,
     reference_of: Callable[[str], PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,7 +230,7 @@ def test_requests_that_lose_their_memory_yield_the_same(
     expected = {
         str(number): generate_greedily(reference_of(architecture), prompt, 40) for number, prompt in enumerate(prompts)
     }
-    checkpoint = engine_of(architecture).checkpoint
+    checkpoint = any_engine_of(architecture).checkpoint
     assert serve(Engine(checkpoint), prompts) == expected
     memory = ContiguousMemory(len(checkpoint.model.attention_layers), 5)
     memory.keeps_states = True
@@ -186,8 +242,8 @@ def test_requests_that_lose_their_memory_yield_the_same(
 
 
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
-def test_a_request_that_begins_like_an_earlier_one_yields_the_same(architecture: str, engine_of: EngineOf) -> None:
-    checkpoint, text = engine_of(architecture).checkpoint, make_prompt(300)
+def test_a_request_that_begins_like_an_earlier_one_yields_the_same(architecture: str, any_engine_of: EngineOf) -> None:
+    checkpoint, text = any_engine_of(architecture).checkpoint, make_prompt(300)
     engine = Engine(checkpoint, scheduler=SchedulerSettings(prefix_reuse=PrefixReuse.owner))
     first = ask(engine, text, decode=Lookahead(3, 4, 3))
     # A whole text is reused as it is; a part of it as far as there are states: every 256 tokens, and after a prompt.
@@ -216,22 +272,25 @@ COPY, FIRST_LAYER = SecondModel(weights=Weights.int8), SecondModel(layers=1)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "draft"),
-    slow_except([(name, draft) for name in QUICK for draft in (COPY, FIRST_LAYER)], ("qwen3_next", COPY)),
+    ("architecture", "draft", "mode"),
+    slow_except(
+        [(name, draft, mode) for name in QUICK for draft in (COPY, FIRST_LAYER) for mode in ("off", "on")],
+        ("qwen3_next", COPY, "off"),
+    ),
     ids=str,
 )
 def test_the_model_drafts_for_itself(
-    architecture: str, draft: SecondModel, checkpoint_folder: Callable[[str], Path], engine_of: EngineOf
+    architecture: str, draft: SecondModel, mode: str, checkpoint_folder: Callable[[str], Path], engine_of: EngineOf
 ) -> None:
     """A copy in 8 bits writes its rows into the caches of the model itself, which must get its own states back."""
     folder, prompt = str(checkpoint_folder(architecture)), make_prompt(40)
-    engine = Engine.from_pretrained(folder, device="cpu", step_times="off", draft=draft)
+    engine = Engine.from_pretrained(folder, device="cpu", step_times="off", draft=draft, compile=mode)
     expected = decode(engine_of(architecture), prompt, Autoregressive(), NUM_TOKENS)
     assert decode(engine, prompt, DraftModel(), NUM_TOKENS) == expected
 
 
-def test_a_resumed_text_goes_on_from_fewer_tokens(engine_of: EngineOf) -> None:
-    engine = Engine(engine_of("lfm2").checkpoint)
+def test_a_resumed_text_goes_on_from_fewer_tokens(any_engine_of: EngineOf) -> None:
+    engine = Engine(any_engine_of("lfm2").checkpoint)
     prompt = make_prompt(280)
     expected = decode(engine, prompt, Autoregressive(), NUM_TOKENS)
     request = engine.request_builder.build(prompt, Lookahead(3, 4, 3), GREEDY, Stopping(NUM_TOKENS, ignore_eos=True))

@@ -20,6 +20,7 @@ from lp.model.cpu.collectives import Collectives
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
 from lp.model.cpu.source import ATTENTION, BYTES_SENT, LAYER, REDUCE
+from lp.model.cpu.states import NativeStates, StateShape
 from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.program.group import RankGroup, all_gather, all_reduce
 from lp.model.program.steps import Program, Value
@@ -50,9 +51,12 @@ class NativeForward(FastForward):
         memory: RowMemory,
         library: ctypes.CDLL,
         cache_shapes: dict[int, LayerShape],
+        states: StateShape,
         dtype: torch.dtype,
     ):
-        """cache_shapes: of the layers that have keys and values of their own. dtype: the cache's."""
+        """cache_shapes: of the layers that have keys and values of their own. states: of recurrent layers. dtype: the
+        cache's.
+        """
         self._tokens, self._positions, self._output_value = program.tokens, program.positions, program.output
         self._incoming, self._gives_logits = program.incoming, program.gives_logits
         self._hidden = program.hidden  # if it is known, its values are there after each step
@@ -68,7 +72,8 @@ class NativeForward(FastForward):
         self._table_at, self._arguments_at = address(self._table), address(self._arguments)
         self._output_at: list[int] = []
         self._scores, self._scores_at = np.empty(0, np.float32), 0
-        self._output, self._layout = Output(), StepLayout(len(cache_shapes))
+        self._output, self._layout = Output(), StepLayout(len(cache_shapes), len(states.parts))
+        self._states = NativeStates(states, library) if states.parts else None
         group = program.group
         self._collectives = Collectives(group, self._collect) if group is not None else None
         # Two numbers have one sum; that of more depends on their order, which other ways of summing choose themselves.
@@ -129,7 +134,12 @@ class NativeForward(FastForward):
         first = output_at - (layout.num_rows - num_answered) * width * BYTES_OF_A_NUMBER
         for at in self._output_at:
             self._arguments[at] = first
-        self._run(times, before_attention)
+        if self._states is None:
+            self._run(times, before_attention)
+        else:
+            self._states.begin(given, layout)
+            self._run(times, before_attention, self._states.num_floats(given))
+            self._states.note(given)
         return torch.from_numpy(output)
 
     def _written(self, cache: KVCache) -> ContiguousCache:
@@ -140,10 +150,12 @@ class NativeForward(FastForward):
         cache.addresses()
         return cache
 
-    def _run(self, times: np.ndarray | None, before_attention: Callable[[int], None] | None) -> None:
-        """Runs the step that was laid out."""
+    def _run(
+        self, times: np.ndarray | None, before_attention: Callable[[int], None] | None, num_floats: int = 0
+    ) -> None:
+        """Runs the step that was laid out. num_floats: for which a thread needs room, if attention needs no more."""
         num_threads = torch.get_num_threads()
-        num_scores = MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS
+        num_scores = max(MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS, num_floats)
         if len(self._scores) < num_threads * num_scores:
             self._scores = np.empty(2 * num_threads * num_scores, np.float32)
             self._scores_at = address(self._scores)

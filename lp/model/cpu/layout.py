@@ -27,6 +27,8 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("row_tokens", "positions")),
         *((name, ctypes.c_long) for name in ("num_rows", "num_answered", "num_runs")),
         *((name, ctypes.c_void_p) for name in ("rows", "runs", "seen")),
+        ("num_parts", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("states", "of_states", "stops", "visits")),
     ]
 
 
@@ -35,13 +37,15 @@ class StepLayout:
     longest: tokens of the longest sequence.
     """
 
-    def __init__(self, num_layers: int):
-        self._step = Step(num_layers=num_layers)
+    def __init__(self, num_layers: int, num_parts: int = 0):
+        """num_layers: that have keys and values of their own. num_parts: of the states of recurrent layers."""
+        self._step = Step(num_layers=num_layers, num_parts=num_parts)
         self.address = ctypes.addressof(self._step)
         self.num_rows = self.num_answered = self.longest = 0
         self._num_stores = 2 * num_layers
         self._most_sequences = self._most_rows = self._most_seen = 0
         self._numbers = self._stores = self._runs = self._inputs = self._rows = self._seen = np.empty(0, np.int64)
+        self._states = self._of_states = self._stops = self._visits = np.empty(0, np.int64)
         self._inputs_at = 0
 
     def write(self, given: Sequence[SequenceRows], caches: Sequence[ContiguousCache]) -> None:
@@ -67,6 +71,15 @@ class StepLayout:
     def place(self, row_tokens: int, positions: int) -> None:
         """Notes the addresses of the program's inputs, which the native code writes."""
         self._step.row_tokens, self._step.positions = row_tokens, positions
+
+    def write_states(self, before: list[int], of_states: list[int], stops: list[int]) -> None:
+        """Writes what the rows are given of states: addresses of their parts before the step, the numbers in
+        SequenceStates, and those in Stop, of all sequences.
+        """
+        self._states, self._of_states = np.array(before, np.int64), np.array(of_states, np.int64)
+        self._stops = np.array(stops, np.int64)
+        step = self._step
+        step.states, step.of_states, step.stops = address(self._states), address(self._of_states), address(self._stops)
 
     def _gathered_by_library(self, given: Sequence[SequenceRows], caches: Sequence[ContiguousCache]) -> int:
         """Has the library write numbers, inputs and stores. Returns how many rows all rows see; 0 without a library."""
@@ -101,3 +114,6 @@ class StepLayout:
         count = self._most_rows = -(-count // ROWS) * ROWS
         self._inputs, self._rows = np.empty(3 * count, np.int64), np.empty((count + 1, 2), np.int64)
         self._inputs_at, self._step.rows = address(self._inputs), address(self._rows)
+        if self._step.num_parts:
+            self._visits = np.empty((count, 3), np.int64)
+            self._step.visits = address(self._visits)

@@ -36,7 +36,7 @@ def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> N
             _check_general(model, source)
         library, instructions = made.result()
     memory = RowMemory(source.shared)
-    return NativeForward(program, instructions, memory, library, cache_shapes(program), model.dtype)
+    return NativeForward(program, instructions, memory, library, cache_shapes(program), source.states, model.dtype)
 
 
 def _check_general(model: CausalModel, source: Source) -> None:

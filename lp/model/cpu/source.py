@@ -11,18 +11,22 @@ import torch
 
 from lp.model.cpu.emit import Argument, StageWriter
 from lp.model.cpu.quantized import kernel_format, struct
+from lp.model.cpu.states import StateShape, state_shape
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
 from lp.model.program.steps import (
     AllReduce,
     Attention,
     Collective,
+    Convolution,
     ExpertProduct,
     Gather,
     Keep,
+    Operand,
     Product,
     Program,
     Shared,
+    StatePart,
     TopK,
     Value,
     reads,
@@ -32,7 +36,9 @@ from lp.model.program.steps import (
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS = range(8)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE = range(
+    10
+)
 REDUCE, GATHER = range(2)
 # The place of the layer among the arguments of an attention.
 LAYER = 4
@@ -62,13 +68,14 @@ class Instruction:
 @dataclass(frozen=True)
 class Source:
     """text: C++. instructions: in the order in which they run. shared: values with memory of their own, and the first
-    and last stage that need it. formats: the name of each format's struct.
+    and last stage that need it. formats: the name of each format's struct. states: of recurrent layers.
     """
 
     text: str
     instructions: list[Instruction]
     shared: list[tuple[Value, int, int]]
     formats: dict[WeightFormat, str]
+    states: StateShape
 
 
 def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
@@ -82,10 +89,10 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
     formats = _formats(program)
-    layers = program.cached_layers
-    last_attention = _last_attention(stages) if program.gives_logits else len(stages)  # hidden states: of all rows
+    layers, states = program.cached_layers, state_shape(program, dtype)
+    last_kept = _last_kept(stages) if program.gives_logits else len(stages)  # hidden states: of all rows
     for number, stage in enumerate(stages):
-        is_last = number >= last_attention
+        is_last = number > last_kept
         if stage.statements:
             function = StageWriter(stage.statements, shared, packed, formats, layers).write()
             at = functions.setdefault(function.body, len(functions))
@@ -101,6 +108,8 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                     continue
                 size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
                 instructions.append(Instruction(PRODUCT, 0, number, is_last, (*arguments, size, step.weight.shape[1])))
+            elif isinstance(step, StatePart):
+                instructions.append(_state_part(step, number, states))
             elif isinstance(step, Collective):
                 instructions.append(_collective(step, number, is_last))
             elif isinstance(step, ExpertProduct):
@@ -118,17 +127,19 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 values = step.query.source, step.query.start, step.query.source.width, step.out
                 own = *values, layers.index(step.layer), step.sinks or 0
                 instructions.append(Instruction(ATTENTION, at, number, is_last, own))
-    text = _text(list(functions), list(attentions), FORMATS[dtype], formats)
-    return Source(text, instructions, [lives[key] for key in lives if key in shared], formats)
+    text = _text(list(functions), list(attentions), FORMATS[dtype], formats, bool(states.parts))
+    return Source(text, instructions, [lives[key] for key in lives if key in shared], formats, states)
 
 
-def _last_attention(stages: list[Stage]) -> int:
-    """The first stage of attention behind which no keys and values are written: from there on, rows whose logits are
-    not wanted need not be computed.
+def _last_kept(stages: list[Stage]) -> int:
+    """The last stage in which keys, values or states are written: behind it, rows whose logits are not wanted need not
+    be computed.
     """
-    last_kept = max(n for n, stage in enumerate(stages) if any(isinstance(one, Keep) for one in stage.statements))
-    attends = [n for n, stage in enumerate(stages) if any(isinstance(one, Attention) for one in stage.shared)]
-    return next(n for n in attends if n > last_kept)
+    return max(
+        number
+        for number, stage in enumerate(stages)
+        if any(isinstance(one, Keep | StatePart) for one in (*stage.statements, *stage.shared))
+    )
 
 
 def _formats(program: Program) -> dict[WeightFormat, str]:
@@ -175,6 +186,25 @@ def _experts(step: ExpertProduct, stage: int, is_last: bool, formats: dict[Weigh
     return Instruction(EXPERTS, 0, stage, is_last, arguments)
 
 
+def _state_part(step: StatePart, stage: int, states: StateShape) -> Instruction:
+    number = next(number for number, part in enumerate(states.parts) if part.step is step)
+    where = number, states.parts[number].begin, states.parts[number].left_begin
+    if isinstance(step, Convolution):
+        num_taps, size = step.shape
+        given = *_placed(step.x), step.out, step.taps, step.bias or 0
+        return Instruction(CONVOLUTION, 0, stage, False, (*given, size, num_taps, *where))
+    heads = [part for one in (step.queries, step.keys, step.values) for part in (*_placed(one), one.strides[0])]
+    each = [*_placed(step.logs), 1, *((0, 0, 0) if step.rates is None else _placed(step.rates)), 1]
+    sizes = step.num_heads, step.num_key_heads, step.key_dim, step.value_dim
+    return Instruction(RECURRENCE, 0, stage, False, (*heads, *each, step.out, *sizes, *where))
+
+
+def _placed(x: Operand) -> tuple[Value, int, int]:
+    """A value, and where an operand begins in its rows, which have so many numbers."""
+    assert isinstance(x.source, Value)
+    return x.source, x.start, x.source.width
+
+
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
     assert isinstance(step.x.source, Value)
     if isinstance(step, AllReduce):
@@ -200,7 +230,13 @@ def _attention(step: Attention) -> str:
     )
 
 
-def _text(functions: list[str], attentions: list[str], number_format: int, formats: dict[WeightFormat, str]) -> str:
+def _text(
+    functions: list[str],
+    attentions: list[str],
+    number_format: int,
+    formats: dict[WeightFormat, str],
+    has_states: bool,
+) -> str:
     parts = [f"#define WEIGHT_FORMAT {number_format}", '#include "run.h"', ""]
     if formats:
         parts += ['#include "quantized.h"', ""]
@@ -237,4 +273,13 @@ def _text(functions: list[str], attentions: list[str], number_format: int, forma
         "}",
         "",
     ]
+    if has_states:
+        parts += [
+            'extern "C" void replay_rows(const float* before, float* after, const float* left, const long* rows,',
+            "                            long num_rows, long num_heads, long num_key_heads, long key_size, long size,",
+            "                            long num_threads) {",
+            "    replay(before, after, left, rows, num_rows, num_heads, num_key_heads, key_size, size, num_threads);",
+            "}",
+            "",
+        ]
     return "\n".join(parts)

@@ -49,7 +49,7 @@ def merge_weights(model: CausalModel) -> bool:
     if kernels.missing_triton():
         return False
     try:
-        merge_products(translate(model, MORE_ROWS), model.model.parameters())
+        merge_products(_translate(model, MORE_ROWS), model.model.parameters())
     except Inexpressible:
         return False
     return True
@@ -60,10 +60,17 @@ def make_program(model: CausalModel) -> Program:
 
     Raises Inexpressible if it depends on the number of rows, on tokens or on positions.
     """
-    program = translate(model, MORE_ROWS)
-    if outline(program) != outline(translate(model, FEW_ROWS)):
+    program = _translate(model, MORE_ROWS)
+    if outline(program) != outline(_translate(model, FEW_ROWS)):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
     merge_products(program, model.model.parameters())
     look_up_apart(program)
     choose_formats(program, model.dtype)
     return program
+
+
+def _translate(model: CausalModel, num_rows: int) -> Program:
+    """The program of a model. Raises Inexpressible also for one whose steps have no kernels here."""
+    if model.is_recurrent:
+        raise Inexpressible("it has recurrent layers")
+    return translate(model, num_rows)

@@ -20,10 +20,12 @@ from lp.model.program.steps import (
     Attention,
     Collective,
     Constant,
+    Convolution,
     ExpertProduct,
     Lookup,
     Product,
     Program,
+    Recurrence,
     Shared,
     TopK,
     Value,
@@ -207,6 +209,8 @@ class _Plan:
                 return RunCollective(step, last_uses)
             case TopK():
                 return RunTopK(step, last_uses)
+            case Convolution() | Recurrence():
+                raise AssertionError("models with recurrent layers are not planned")
             case ExpertProduct():
                 bias = None if step.bias is None else step.bias.tensor.detach().contiguous()
                 if isinstance(step.weight, Tensor):

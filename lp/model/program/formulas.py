@@ -32,6 +32,7 @@ MAPS: dict[str, Callable[..., str]] = {
     "log": lambda: "logf({0})",
     "log1p": lambda: "log1pf({0})",
     "gt": lambda: "(1.0f * ({0} > {1}))",
+    "softplus": lambda: "({0} > 20.0f ? {0} : log1pf(exponential({0})))",
     "silu": lambda: "{0} / (1.0f + exponential(-{0}))",
     "relu": lambda: "({0} > 0.0f ? {0} : 0.0f)",
     "reciprocal": lambda: "1.0f / {0}",

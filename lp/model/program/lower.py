@@ -7,6 +7,7 @@ Only what the logits depend on is turned. An operation on constants alone has be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,12 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from lp.model.program.formulas import MAPS, SAME, literal, power
 from lp.model.program.operands import Operands, squeezed
-from lp.model.program.record import BLANK, Inexpressible, Operation, Recording, fills, is_in_place, memory
+from lp.model.program.record import BLANK, Inexpressible, Operation, Recording, copies, fills, is_in_place, memory
 from lp.model.program.steps import (
     AllGather,
     AllReduce,
     Attention,
     Constant,
+    Convolution,
     ExpertProduct,
     Gather,
     Keep,
@@ -29,6 +31,7 @@ from lp.model.program.steps import (
     Operand,
     Product,
     Program,
+    Recurrence,
     Reduce,
     TopK,
     Value,
@@ -63,7 +66,9 @@ class Lowering:
         """Raises Inexpressible."""
         check_choices(self._recording)
         operations = live(self._recording)
+        blank = {memory(one.outputs[0]) for one in operations if one.name.partition(".")[0] in BLANK}
         self._in_place = {memory(one.outputs[0]) for one in operations if is_in_place(one.name)}
+        self._in_place |= {memory(one.outputs[0]) for one in operations if copies(one.name)} - blank
         for operation in operations:
             if operation.name != "view":
                 self._lower(operation)
@@ -118,8 +123,11 @@ class Lowering:
         self._map(name, operation)
 
     def _fill(self, name: str, operation: Operation) -> None:
-        """Writes to a part of new memory that nothing has written to before."""
+        """Writes to a part of new memory that nothing has written to before, or copies to a part of a value."""
         target, *how = operation.args
+        if copies(name) and self._known.is_value(target) and memory(target) not in self._blank:
+            self._overwrite(target, how[0])
+            return
         if memory(target) not in self._blank or operation.kwargs:
             raise Inexpressible(f"{name} on memory that is written in place")
         made, written = self._blank[memory(target)]
@@ -145,6 +153,18 @@ class Lowering:
         count = self._count(target.shape[-1])
         formula = f"{literal(value)} * {SAME}"
         self._add_reduce(formula, [places[..., None, :], count[:, None]], shape, target[..., None], row, "{}", True)
+
+    def _overwrite(self, target: Tensor, source: Tensor) -> None:
+        """Makes a new value of memory a part of which is copied anew. Earlier steps have read the old one."""
+        if not target.numel():
+            return
+        row = self._known.row_of([target], target.dim())
+        inputs = (self._known.operand(source, target.shape, row),)
+        before, after = self._known.renew(target)
+        whole = Operand(after, 0, (1,)), (after.width,), "{0}", (Operand(before, 0, (1,)),)
+        self.program.steps.append(Map(*whole))
+        sizes = squeezed(target.shape, row, target.shape)
+        self.program.steps.append(Map(self._known.part(target, row), sizes, "{0}", inputs))
 
     def _begin(self, made: Tensor, row_stride: int) -> None:
         """Makes a value of new memory, unless that was done. row_stride: numbers from a row to the next."""
@@ -247,7 +267,7 @@ class Lowering:
         formula = "{0}"
         if low is not None:
             formula = f"larger({formula}, {literal(low)})"
-        if high is not None:
+        if high is not None and high < math.inf:
             formula = f"smaller({formula}, {literal(high)})"
         self._add_map(formula, [tensor], operation.outputs[0])
 
@@ -523,6 +543,29 @@ class Lowering:
         if view.row != 2 or (view.strides[3] != 1 and tensor.shape[3] > 1):
             raise Inexpressible("attention over heads whose numbers do not lie side by side")
         return Operand(source, view.start, (view.strides[1],))
+
+    def _lower_convolution(self, operation: Operation) -> None:
+        inputs, layer, weight, *bias = operation.args
+        taps, own = self._known.constant(weight[:, 0].T), self._known.constant(bias[0]) if bias else None
+        out = self._known.fresh(operation.outputs[0], 0)
+        self.program.steps.append(Convolution(out, self._by_row(inputs), layer, taps, own))
+
+    def _lower_recurrence(self, operation: Operation) -> None:
+        queries, keys, values, logs, layer, *rates = operation.args
+        out = self._known.fresh(operation.outputs[0], 0)
+        asked, known, added, decays = (self._by_row(tensor) for tensor in (queries, keys, values, logs))
+        shape = values.shape[1], keys.shape[1], keys.shape[2], values.shape[2]
+        rate = self._by_row(rates[0]) if rates else None
+        self.program.steps.append(Recurrence(out, asked, known, added, decays, rate, layer, *shape))
+
+    def _by_row(self, tensor: Tensor) -> Operand:
+        """[R, N] or [R, heads, N], whose numbers lie side by side, as an operand with one stride for each dimension."""
+        if not self._known.is_value(tensor):
+            raise Inexpressible("a recurrent layer over constants")
+        source, view = self._known.find(tensor)
+        if view.row != 0 or (view.strides[-1] != 1 and tensor.shape[-1] > 1):
+            raise Inexpressible("a recurrent layer over numbers that do not lie side by side")
+        return Operand(source, view.start, (*view.strides[1:-1], 1))
 
 
 def _joined(operation: Operation) -> tuple[list[Tensor], int]:

@@ -40,6 +40,13 @@ class Operands:
         self._values[memory(tensor)] = value, where
         return value
 
+    def renew(self, tensor: Tensor) -> tuple[Value, Value]:
+        """Puts a new value of the same kind in the place of the one whose memory a tensor views. Returns both."""
+        before, where = self._values[memory(tensor)]
+        after = Value(before.width, before.is_integer)
+        self._values[memory(tensor)] = after, where
+        return before, after
+
     def find(self, tensor: Tensor) -> tuple[Value, View]:
         """The value whose memory a tensor views."""
         value, where = self._values[memory(tensor)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -40,9 +40,9 @@ class Operation:
 class Recording:
     """All operations in the order in which they ran.
 
-    changed: memory that some operation wrote to, but for those that compute each number of it anew (see `is_in_place`)
-    or fill new memory (see `fills`). dtype: the model's. incoming, and hidden states as output: of a stage of a
-    pipeline.
+    changed: memory that some operation wrote to, but for those that compute each number of it anew (see `is_in_place`),
+    fill new memory (see `fills`) or copy to what another operation has made. dtype: the model's. incoming, and hidden
+    states as output: of a stage of a pipeline.
     """
 
     tokens: Tensor
@@ -67,6 +67,11 @@ def is_in_place(name: str) -> bool:
     return name.endswith("_") and name[:-1] in ("add", "sub", "mul", "div")
 
 
+def copies(name: str) -> bool:
+    """Whether an operation copies its second argument to its first one."""
+    return name.partition(".")[0] == "copy_"
+
+
 def fills(name: str) -> bool:
     """Whether an operation writes to a part of its first argument, of which Lowering then finds what was there."""
     return name.partition(".")[0] in ("copy_", "scatter_")
@@ -80,19 +85,21 @@ class Recorder(TorchDispatchMode):
         self.operations: list[Operation] = []
         self.changed: set[int] = set()
         self._blank: set[int] = set()  # memory that operations of BLANK have made
+        self._made: set[int] = set()  # memory that any operations have made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.__name__
         given = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)]
         known = {memory(tensor) for tensor in given}
-        is_filled = fills(name) and memory(args[0]) in self._blank
+        is_filled = fills(name) and memory(args[0]) in (self._made if copies(name) else self._blank)
         if func._schema.is_mutable and not is_in_place(name) and not is_filled:
             self.changed |= known
         outputs = [out for out in tree_leaves(result) if isinstance(out, Tensor)]
         made = [out for out in outputs if memory(out) not in known]
         if name.partition(".")[0] in BLANK:
             self._blank |= set(map(memory, made))
+        self._made |= set(map(memory, made))
         if made or not outputs or is_in_place(name) or is_filled:
             self.operations.append(Operation(name, args, kwargs or {}, outputs))
         else:
@@ -126,4 +133,21 @@ class RecordedStep(Step):
         return self.recorder.note("attention", (query, key, value, layer, how), shape, query.dtype)
 
     def recur(self, layer: RecurrentLayer, inputs: Sequence[Tensor]) -> Tensor:
-        return self.recorder.note("recurrence", (*inputs,), (len(inputs[0]), *layer.shape), inputs[0].dtype)
+        return layer.run(RecordedRows(self.recorder, layer.index), inputs)
+
+
+@dataclass
+class RecordedRows:
+    """The rows of a recurrent layer, which record what is to be computed of its states: see StateRows."""
+
+    recorder: Recorder
+    layer: int
+
+    def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
+        bias = () if convolution.bias is None else (convolution.bias.detach(),)
+        args = inputs, self.layer, convolution.weight.detach(), *bias
+        return self.recorder.note("convolution", args, inputs.shape, inputs.dtype)
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
+        args = queries, keys, values, logs, self.layer, *(() if rates is None else (rates,))
+        return self.recorder.note("recurrence", args, values.shape, values.dtype)

@@ -196,6 +196,47 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """A causal convolution of each number by itself along a row's path. Its last inputs are a part of a layer's state.
+
+    x: numbers side by side. taps: [K, N], the one for the row itself is the last. bias: [N].
+    """
+
+    out: Value
+    x: Operand
+    layer: int
+    taps: Constant
+    bias: Constant | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, N."""
+        num_taps, size = self.taps.tensor.shape
+        return num_taps, size
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Advances each row's matrix along its path, and reads it: see StateRows in lp/model/recurrent/base.py. The matrix
+    [num_heads, key_dim, value_dim] is a part of a layer's state.
+
+    queries, keys, values: their strides are those of heads and 1. logs, rates: one number for each head of values.
+    """
+
+    out: Value
+    queries: Operand
+    keys: Operand
+    values: Operand
+    logs: Operand
+    rates: Operand | None
+    layer: int
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
 class AllReduce:
     """out = the sum of x over the ranks of a group, in their order. x: numbers side by side, as many as out has."""
 
@@ -240,8 +281,10 @@ def table_key(table: Tensor | QuantizedWeight) -> WeightKey:
 Statement = Map | Reduce | Gather | Round | Keep
 # What waits for the other ranks.
 Collective = AllReduce | AllGather
+# What advances a part of a recurrent layer's state.
+StatePart = Convolution | Recurrence
 # What all threads of a device do together.
-Shared = Product | Lookup | Attention | Collective | TopK | ExpertProduct
+Shared = Product | Lookup | Attention | StatePart | Collective | TopK | ExpertProduct
 Step = Statement | Shared
 
 
@@ -275,6 +318,11 @@ class Program:
         return sorted({step.layer for step in self.steps if isinstance(step, Keep)})
 
     @property
+    def state_parts(self) -> list[StatePart]:
+        """What the states of all recurrent layers consist of. A layer's parts are in the order of its state's."""
+        return [step for step in self.steps if isinstance(step, StatePart)]
+
+    @property
     def inputs(self) -> list[Value]:
         return [self.tokens, self.positions, *([] if self.incoming is None else [self.incoming])]
 
@@ -299,8 +347,11 @@ def reads(step: Step) -> list[Operand]:
             return [step.index]
         case Round() | Keep():
             return [step.source]
-        case Product() | AllReduce() | AllGather() | TopK():
+        case Product() | Convolution() | AllReduce() | AllGather() | TopK():
             return [step.x]
+        case Recurrence():
+            rates = [] if step.rates is None else [step.rates]
+            return [step.queries, step.keys, step.values, step.logs, *rates]
         case ExpertProduct():
             return [step.x, step.experts]
         case Attention():

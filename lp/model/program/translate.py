@@ -9,7 +9,7 @@ from lp.model.attention import Step
 from lp.model.causal import CausalModel
 from lp.model.program.experts import recorded_experts
 from lp.model.program.lower import Lowering
-from lp.model.program.record import Inexpressible, RecordedStep, Recorder, Recording
+from lp.model.program.record import RecordedStep, Recorder, Recording
 from lp.model.program.steps import Keep, Program
 
 # Rows of two recordings, which differ in tokens and positions, too. What both become must be the same.
@@ -18,8 +18,6 @@ FEW_ROWS, MORE_ROWS = 5, 7
 
 def translate(model: CausalModel, num_rows: int) -> Program:
     """Raises Inexpressible for a model that is no program over rows."""
-    if model.is_recurrent:
-        raise Inexpressible("it has recurrent layers")
     return Lowering(_record(model, num_rows)).run()
 
 

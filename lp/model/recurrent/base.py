@@ -4,8 +4,8 @@ The state of a row is that of its parent, advanced by the row; the first rows fo
 piece are computed together, as the sum over the tokens before a row is a sum over its ancestors: a matrix product with
 the relation between rows as its mask, as in attention.
 
-    R rows of a step, N rows of a piece, C channels of a convolution and K its width, H heads,
-    D dimension of a key, E dimension of a value
+    R rows of a step, N rows of a piece, C channels of a convolution and K its width, H heads, G heads of keys, each of
+    which H / G heads share, D dimension of a key, E dimension of a value
 """
 
 from __future__ import annotations
@@ -130,6 +130,23 @@ class RecurrentStep(Protocol):
         ...
 
 
+class StateRows(Protocol):
+    """Rows that follow each other, as a layer's states see them. A layer calls each function once at most."""
+
+    def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
+        """A causal convolution of each channel by itself along each row's path: [N, C] -> [N, C]."""
+        ...
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
+        """Advances each row's matrix, and reads it: matrix = decay * its parent's + key * added, queries @ matrix.
+
+        queries, keys: [N, G, D] and values: [N, H, E], all float32. logs: [N, H] float32, the logarithm of each row's
+        decay. rates: [N, H]; a row then adds its value less what the decayed matrix says of its key, times the rate.
+        None: it adds its value. Returns float32 [N, H, E].
+        """
+        ...
+
+
 class RecurrentLayer(nn.Module, ABC):
     """Takes the place of a layer of a transformers model, and computes the same with its weights: for the rows of a
     step, or by the layer itself where the forward has no step.
@@ -152,21 +169,13 @@ class RecurrentLayer(nn.Module, ABC):
     def compute(self, hidden: Tensor, step: RecurrentStep) -> Tensor:
         """[R, hidden] -> [R, hidden], with what the step gives for the rows' inputs."""
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """The shape of what one row reads of its state."""
-
     @abstractmethod
     def begin(self, like: Tensor) -> State:
         """The state before the first token. like: a tensor in the model's format, on its device."""
 
     @abstractmethod
-    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
-        """What the rows of a piece read of their states, [N, ...], and what advances the state by them.
-
-        state: before the piece. inputs: [N, ...] each.
-        """
+    def run(self, rows: StateRows, inputs: Sequence[Tensor]) -> Tensor:
+        """What rows read of their states, [N, ...]. inputs: [N, ...] each."""
 
 
 def walk(layer: RecurrentLayer, states: RecurrentStates, pieces: list[Piece], inputs: Sequence[Tensor]) -> Tensor:
@@ -177,32 +186,56 @@ def walk(layer: RecurrentLayer, states: RecurrentStates, pieces: list[Piece], in
     state = states.state(layer.index) or layer.begin(inputs[0])
     passed, outputs = {0: state}, list[Tensor]()
     for piece in pieces:
-        output, factors = layer.run(state, [one[piece.begin : piece.end] for one in inputs], piece.paths)
-        outputs.append(output)
+        rows = PieceRows(state, piece.paths)
+        outputs.append(layer.run(rows, [one[piece.begin : piece.end] for one in inputs]))
         if piece is pieces[-1]:
             if piece.begin:
                 passed[piece.begin] = state
-            states.note(layer.index, PieceStates(piece.begin, piece.paths, factors, passed))
+            states.note(layer.index, PieceStates(piece.begin, piece.paths, rows.factors, passed))
         else:
             if piece.is_snapshot:
                 passed[piece.begin] = state
-            state = factors.advance(state, slice(None), -1)
+            state = rows.factors.advance(state, slice(None), -1)
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
 
-def convolve(before: Tensor, inputs: Tensor, convolution: nn.Conv1d, paths: Paths) -> Tensor:
-    """A causal convolution of each channel by itself along each row's path: [N, C].
+class PieceRows:
+    """The rows of a piece: see StateRows. state: before the piece. factors: what advances it by the rows."""
 
-    before: [K - 1, C] the last inputs before the piece.
-    """
-    taps, every = convolution.weight[:, 0].T.float(), torch.cat([before, inputs]).float()
-    windows = paths.windows(len(taps))
-    result = every[windows[0]] * taps[0]
-    for tap, window in zip(taps[1:], windows[1:], strict=True):
-        result += every[window] * tap
-    if convolution.bias is not None:
-        result += convolution.bias
-    return result.to(inputs.dtype)
+    def __init__(self, state: State, paths: Paths):
+        self.state, self.paths = state, paths
+        self._inputs: Tensor | None = None
+        self._added: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
+
+    @property
+    def factors(self) -> Factors:
+        assert self._inputs is not None, "every layer has a convolution"
+        return Factors(self._inputs, *self._added)
+
+    def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
+        self._inputs = inputs
+        taps, every = convolution.weight[:, 0].T.float(), torch.cat([self.state[0], inputs]).float()
+        windows = self.paths.windows(len(taps))
+        result = every[windows[0]] * taps[0]
+        for tap, window in zip(taps[1:], windows[1:], strict=True):
+            result += every[window] * tap
+        if convolution.bias is not None:
+            result += convolution.bias
+        return result.to(inputs.dtype)
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
+        matrix, decays, num_heads = self.state[1], Decays(logs, self.paths), values.shape[1]
+        queries, keys, added = _by_head(queries, num_heads), _by_head(keys, num_heads), values.transpose(0, 1)
+        if rates is not None:
+            # What a row adds is what its value differs from what its parent's state says of its key. That is a system
+            # of equations, in which a row depends on its ancestors alone.
+            rate = rates.float().T[..., None]
+            overlaps = (keys @ keys.transpose(1, 2) * decays.left * rate).masked_fill(~self.paths.strict, 0.0)
+            differences = (added - keys @ matrix * decays.whole) * rate
+            added = torch.linalg.solve_triangular(overlaps, differences, upper=False, unitriangular=True)
+        self._added = keys, added, decays.sums
+        of_rows = (queries @ keys.transpose(1, 2) * decays.left) @ added
+        return (of_rows + (queries @ matrix) * decays.whole).transpose(0, 1)
 
 
 class Decays:
@@ -222,13 +255,6 @@ class Decays:
         self.whole = sums.exp().float()[..., None]
 
 
-def read(queries: Tensor, keys: Tensor, values: Tensor, matrix: Tensor, decays: Decays) -> Tensor:
-    """What queries [H, N, D] read of their rows' matrices: [H, N, E]. matrix: [H, D, E] before the piece."""
-    of_rows = (queries @ keys.transpose(1, 2) * decays.left) @ values
-    return of_rows + (queries @ matrix) * decays.whole
-
-
-def by_head(tensor: Tensor, num_heads: int, num_repeats: int = 1) -> Tensor:
-    """[N, heads * D] -> float32 [heads * repeats, N, D], each head repeated for as many neighbours."""
-    heads = tensor.unflatten(1, (num_heads, -1)).float()
-    return (heads.repeat_interleave(num_repeats, dim=1) if num_repeats > 1 else heads).transpose(0, 1)
+def _by_head(tensor: Tensor, num_heads: int) -> Tensor:
+    """[N, G, D] -> [H, N, D]: each head of keys as often as heads share it."""
+    return tensor.repeat_interleave(num_heads // tensor.shape[1], dim=1).transpose(0, 1)

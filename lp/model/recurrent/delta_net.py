@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from lp.kv_cache.recurrent import State
-from lp.model.recurrent.base import Decays, Factors, Paths, RecurrentLayer, RecurrentStep, by_head, convolve, read
+from lp.model.recurrent.base import RecurrentLayer, RecurrentStep, StateRows
 
 
 class Projected(NamedTuple):
@@ -52,32 +52,20 @@ class GatedDeltaNet(RecurrentLayer):
         found = step.recur(self, [mixed, logs, rates])
         return self.finish(found, gate.view(found.shape))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.mixer.num_v_heads, self.mixer.head_v_dim
-
     def begin(self, like: Tensor) -> State:
         mixer = self.mixer
         inputs = like.new_zeros(mixer.conv_kernel_size - 1, mixer.conv_dim)
         return inputs, like.new_zeros(mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim, dtype=torch.float32)
 
-    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
-        mixer, (mixed, logs, rates), matrix = self.mixer, inputs, state[1]
-        convolved = self.activate(convolve(state[0], mixed, mixer.conv1d, paths))
+    def run(self, rows: StateRows, inputs: Sequence[Tensor]) -> Tensor:
+        mixer, (mixed, logs, rates) = self.mixer, inputs
+        convolved = self.activate(rows.convolve(mixed, mixer.conv1d))
         sizes = [mixer.key_dim, mixer.key_dim, mixer.value_dim]
-        num_repeats = mixer.num_v_heads // mixer.num_k_heads
-        query, key, value = convolved.split(sizes, dim=1)
-        queries = _normalised(by_head(query, mixer.num_k_heads, num_repeats)) * mixer.head_k_dim**-0.5
-        keys = _normalised(by_head(key, mixer.num_k_heads, num_repeats))
-        values, decays = by_head(value, mixer.num_v_heads), Decays(logs, paths)
-        # What a row adds is what its value differs from what its parent's state says of its key. That is a system of
-        # equations, in which a row depends on its ancestors alone.
-        rate = rates.float().T[..., None]
-        overlaps = (keys @ keys.transpose(1, 2) * decays.left * rate).masked_fill(~paths.strict, 0.0)
-        differences = (values - keys @ matrix * decays.whole) * rate
-        added = torch.linalg.solve_triangular(overlaps, differences, upper=False, unitriangular=True)
-        found = read(queries, keys, added, matrix, decays)
-        return found.transpose(0, 1).to(mixed.dtype), Factors(mixed, keys, added, decays.sums)
+        query, key, value = (part.float() for part in convolved.split(sizes, dim=1))
+        queries = _normalised(query.unflatten(1, (mixer.num_k_heads, -1))) * mixer.head_k_dim**-0.5
+        keys = _normalised(key.unflatten(1, (mixer.num_k_heads, -1)))
+        values = value.unflatten(1, (mixer.num_v_heads, -1))
+        return rows.read(queries, keys, values, logs, rates).to(mixed.dtype)
 
 
 class InterleavedDeltaNet(GatedDeltaNet):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from lp.kv_cache.recurrent import State
-from lp.model.recurrent.base import Decays, Factors, Paths, RecurrentLayer, RecurrentStep, by_head, convolve, read
+from lp.model.recurrent.base import RecurrentLayer, RecurrentStep, StateRows
 
 
 class Mamba2(RecurrentLayer):
@@ -32,28 +32,21 @@ class Mamba2(RecurrentLayer):
         found = step.recur(self, [mixed, times])
         return mixer.out_proj(self.gated(found, gate).to(hidden.dtype))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.mixer.intermediate_size,)
-
     def begin(self, like: Tensor) -> State:
         mixer = self.mixer
         inputs = like.new_zeros(mixer.conv_kernel_size - 1, mixer.conv_dim)
         return inputs, like.new_zeros(mixer.num_heads, mixer.ssm_state_size, mixer.head_dim, dtype=torch.float32)
 
-    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
-        mixer, (mixed, times), matrix = self.mixer, inputs, state[1]
-        convolved = mixer.act(convolve(state[0], mixed, mixer.conv1d, paths))
+    def run(self, rows: StateRows, inputs: Sequence[Tensor]) -> Tensor:
+        mixer, (mixed, times) = self.mixer, inputs
+        convolved = mixer.act(rows.convolve(mixed, mixer.conv1d))
         size = mixer.n_groups * mixer.ssm_state_size
-        value, key, query = convolved.split([mixer.intermediate_size, size, size], dim=1)
-        num_repeats = mixer.num_heads // mixer.n_groups
-        keys, queries = (by_head(part, mixer.n_groups, num_repeats) for part in (key, query))
-        values = by_head(value, mixer.num_heads)
+        value, key, query = (part.float() for part in convolved.split([mixer.intermediate_size, size, size], dim=1))
+        keys, queries = (part.unflatten(1, (mixer.n_groups, -1)) for part in (key, query))
+        values = value.unflatten(1, (mixer.num_heads, -1))
         times = softplus(times + mixer.dt_bias).clamp(*mixer.time_step_limit).float()
-        decays = Decays(-mixer.A_log.float().exp() * times, paths)
-        added = values * times.T[..., None]
-        found = read(queries, keys, added, matrix, decays) + values * mixer.D[:, None, None]
-        return found.transpose(0, 1).flatten(1), Factors(mixed, keys, added, decays.sums)
+        found = rows.read(queries, keys, values * times[..., None], -mixer.A_log.float().exp() * times)
+        return (found + values * mixer.D[:, None]).flatten(1)
 
 
 class ScaledMamba2(Mamba2):

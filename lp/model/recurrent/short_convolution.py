@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from lp.kv_cache.recurrent import State
-from lp.model.recurrent.base import Factors, Paths, RecurrentLayer, RecurrentStep, convolve
+from lp.model.recurrent.base import RecurrentLayer, RecurrentStep, StateRows
 
 
 class ShortConvolution(RecurrentLayer):
@@ -17,13 +17,9 @@ class ShortConvolution(RecurrentLayer):
         gate_in, gate_out, inputs = self.mixer.in_proj(hidden).chunk(3, dim=-1)
         return self.mixer.out_proj(gate_out * step.recur(self, [gate_in * inputs]))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.mixer.conv.in_channels,)
-
     def begin(self, like: Tensor) -> State:
         convolution = self.mixer.conv
         return (like.new_zeros(convolution.kernel_size[0] - 1, convolution.in_channels),)
 
-    def run(self, state: State, inputs: Sequence[Tensor], paths: Paths) -> tuple[Tensor, Factors]:
-        return convolve(state[0], inputs[0], self.mixer.conv, paths), Factors(inputs[0])
+    def run(self, rows: StateRows, inputs: Sequence[Tensor]) -> Tensor:
+        return rows.convolve(inputs[0], self.mixer.conv)

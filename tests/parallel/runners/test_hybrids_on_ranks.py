@@ -28,9 +28,9 @@ ARCHITECTURES = ("lfm2", "qwen3_next", "bamba")
 PROMPTS = [make_prompt(length, seed=length) for length in (3, 90, 270)]
 
 
-def run_all(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int]], dict[str, list[int]]]:
+def run_all(mesh: Mesh, channel: Channel, folder: str, compile: str) -> tuple[list[list[int]], dict[str, list[int]]]:
     """What each method yields, and what requests yield that are served together."""
-    alone = Engine.from_pretrained(folder, device="cpu", step_times="off")
+    alone = Engine.from_pretrained(folder, device="cpu", step_times="off", compile=compile)
     assert isinstance(alone.runner, SingleDevice)
     runner = LookaheadParallel(alone.runner, channel, messages=channel.messages)
     assert not runner.can_copy
@@ -41,22 +41,25 @@ def run_all(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int]],
 
 
 @pytest.mark.parametrize(
-    ("architecture", "num_ranks"),
+    ("architecture", "num_ranks", "compile"),
     exhaustive_except(
-        [(name, number) for name in ARCHITECTURES for number in (2, 3)],
-        ("lfm2", 3),
-        ("bamba", 2),
-        quick=[("qwen3_next", 2)],
+        [(name, number, mode) for name in ARCHITECTURES for number in (2, 3) for mode in ("off", "on")],
+        ("lfm2", 3, "off"),
+        ("lfm2", 2, "on"),
+        ("bamba", 2, "on"),
+        ("qwen3_next", 3, "on"),
+        quick=[("qwen3_next", 2, "off")],
     ),
 )
 def test_greedy_tokens_are_those_of_generate(
     architecture: str,
     num_ranks: int,
+    compile: str,
     checkpoint_folder: Callable[[str], Path],
     reference_of: Callable[[str], PreTrainedModel],
 ) -> None:
     expected = [generate_greedily(reference_of(architecture), prompt, 40) for prompt in PROMPTS]
-    for found, served in run_ranks(run_all, num_ranks, str(checkpoint_folder(architecture)), timeout_s=60):
+    for found, served in run_ranks(run_all, num_ranks, str(checkpoint_folder(architecture)), compile, timeout_s=60):
         assert found == [tokens[:NUM_TOKENS] for tokens in expected for _ in METHODS]
         assert [*served.values()] == expected
 

@@ -6,8 +6,11 @@
 #include "attention.h"
 #include "collective.h"
 #include "experts.h"
+#include "recurrent.h"
 
-enum Kind { FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS };
+enum Kind {
+    FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE
+};
 
 // One entry of a program. number: of the function, the kind of attention or collective, or the format of quantised
 // weights. is_last: only the rows whose logits are asked for are needed. meets: the threads meet before it. first: where
@@ -92,6 +95,10 @@ static void run_program(const Step& step, const Instruction* program, long num_i
                 quantized_experts[one.number](a, first, step.num_rows, thread, num_threads);
             else if (one.kind == EXPERTS)
                 multiply_experts(a, first, step.num_rows, thread, num_threads);
+            else if (one.kind == CONVOLUTION)
+                convolve(step, a, thread, num_threads);
+            else if (one.kind == RECURRENCE)
+                recur(step, a, room + thread * room_size, thread, num_threads);
             else if (one.kind == TOP_K)
                 choose_largest(a, first + count * thread / num_threads, first + count * (thread + 1) / num_threads);
             else

@@ -4,6 +4,8 @@
 // layer answers are the last rows of the step, and a sequence has one or two runs of rows that follow one another.
 #pragma once
 
+#include <vector>
+
 #include "numbers.h"
 
 // One sequence's part of a step. The cache holds `length` tokens before its rows, and has room for `capacity`. shifts:
@@ -26,10 +28,33 @@ struct Run {
     long first, last, sequence;
 };
 
+// Where a state is written after the first `num_rows` rows of a sequence.
+struct Stop {
+    long num_rows;
+    char* state;
+};
+
+// What becomes of the states of one sequence's recurrent layers: its stops, and where its last `num_left` rows leave what
+// it takes to advance a state by them.
+struct SequenceStates {
+    long first_stop, last_stop, num_left;
+    char* left;
+
+    // at: where it lies for one row.
+    char* left_of(long at) const { return left + at * num_left; }
+};
+
+// The rows of a sequence in an order in which few of their states are needed at the same time. row: in its sequence.
+// from, to: the places of its parent's state, which the first row finds in place 0, and of its own.
+struct Visit {
+    long row, from, to;
+};
+
 // What all layers of a step share. Given are the tokens, parents and depths of each tree's rows, one tree behind the
 // other, and in `stores` for each sequence the addresses of `num_layers` layers' keys and then of their values. `lay_out`
 // writes the rest: row_tokens and positions, which the program reads, and all that is below them. seen: lists of the rows
-// that each row sees, by their numbers in their sequence.
+// that each row sees, by their numbers in their sequence. states: for each sequence the addresses of the `num_parts` parts
+// of its recurrent layers' states before the step; if there are none, nothing of states is given.
 struct Step {
     long num_sequences, num_layers;
     Sequence* sequences;
@@ -40,7 +65,13 @@ struct Step {
     Row* rows;
     Run* runs;
     int* seen;
+    long num_parts;
+    const char* const* states;
+    const SequenceStates* of_states;
+    const Stop* stops;
+    Visit* visits;
 
+    const char* state_before(long sequence, long part) const { return states[sequence * num_parts + part]; }
     weight_t* keys(long sequence, long layer) const { return stores[sequence * 2 * num_layers + layer]; }
     weight_t* values(long sequence, long layer) const { return keys(sequence, num_layers + layer); }
     // A row sees its ancestors and itself, which is the last.
@@ -71,6 +102,30 @@ static void lay_out_run(Step& step, long number, long begin, long end, long at) 
     }
 }
 
+// Writes the visits of a sequence's rows: each row comes behind its parent, and the child with the most rows below it comes
+// last and takes its parent's place. So there are no more places than the number of rows has binary digits. parents: of
+// the rows. visits: of this sequence.
+static void lay_out_visits(const long* parents, long num_rows, Visit* visits) {
+    struct Node {
+        long size, largest, begin, done, place;  // size: rows of the branch; done: of them, those that are placed
+    };
+    std::vector<Node> nodes(num_rows, {1, -1, 0, 1, 0});
+    for (long row = num_rows - 1; row > 0; row--) {
+        Node& parent = nodes[parents[row]];
+        parent.size += nodes[row].size;
+        if (parent.largest < 0 || nodes[row].size > nodes[parent.largest].size) parent.largest = row;
+    }
+    visits[0] = {0, 0, 0};
+    for (long row = 1; row < num_rows; row++) {
+        Node &own = nodes[row], &parent = nodes[parents[row]];
+        const bool is_last = parent.largest == row;
+        own.begin = parent.begin + (is_last ? parent.size - own.size : parent.done);
+        own.place = parent.place + !is_last;
+        if (!is_last) parent.done += own.size;
+        visits[own.begin] = {row, parent.place, own.place};
+    }
+}
+
 static void lay_out(Step& step) {
     step.num_rows = step.num_answered = step.num_runs = 0;
     step.rows[0].seen = 0;
@@ -84,5 +139,6 @@ static void lay_out(Step& step) {
         Sequence& one = step.sequences[n];
         one.shifts[1] = step.num_rows - one.num_unanswered();
         lay_out_run(step, n, one.num_unanswered(), one.num_rows, at);
+        if (step.num_parts > 0) lay_out_visits(step.parents + at, one.num_rows, step.visits + at);
     }
 }

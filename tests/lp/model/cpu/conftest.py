@@ -12,7 +12,7 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.cpu.forward import NativeForward
 from lp.model.cpu.make import make_native
-from tests.lp.model.cpu.shapes import SHAPES
+from tests.lp.model.cpu.shapes import RECURRENT_SHAPES, SHAPES
 from tests.models import save_checkpoint
 
 
@@ -21,8 +21,8 @@ def load_both(
     checkpoint_folder: Callable[[str], Path], tmp_path: Path, kept: Path
 ) -> Callable[[str, str], tuple[CausalModel, NativeForward]]:
     def load_both(name: str, dtype: str) -> tuple[CausalModel, NativeForward]:
-        if name in SHAPES:
-            architecture, changes = SHAPES[name]
+        if name in (shapes := SHAPES | RECURRENT_SHAPES):
+            architecture, changes = shapes[name]
             path = save_checkpoint(tmp_path / name, architecture, **changes)
         else:
             path = checkpoint_folder(name)

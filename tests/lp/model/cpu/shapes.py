@@ -43,3 +43,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # An activation of other functions.
     "xielu": ("apertus", {}),
 }
+# The same of models with recurrent layers.
+RECURRENT_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Heads that no vector divides, with values that are wider than the columns which a thread advances at a time.
+    "odd_delta_net": (
+        "qwen3_5",
+        {
+            "linear_key_head_dim": 7,
+            "linear_value_head_dim": 37,
+            "linear_num_value_heads": 6,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+}

@@ -17,8 +17,13 @@ from tests.slow import slow_except
 METHODS = (Auto(rows=24), Lookahead(5, 4, 5), Jacobi(6), PromptLookup(4, 5))
 
 
-@pytest.mark.parametrize("temperature", slow_except([0.0, 1.0], 1.0))
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    slow_except(
+        [(name, at) for name in ("llama", "gemma2", "lfm2", "qwen3_5", "bamba") for at in (0.0, 1.0)],
+        ("llama", 1.0), ("gemma2", 1.0), ("qwen3_5", 1.0),
+    ),
+)  # fmt: skip
 def test_text_in_bfloat16_is_the_same_for_every_method(
     name: str, temperature: float, checkpoint_folder: Callable[[str], Path]
 ) -> None:

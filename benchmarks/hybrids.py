@@ -1,0 +1,142 @@
+"""Measures a step of models with recurrent layers by its rows, natively and eagerly, and what `auto` gains on them.
+
+    python -m benchmarks.hybrids --dtypes float32 bfloat16
+
+Weights are random, and shapes those of published models, with a smaller vocabulary. The table has the milliseconds of a
+step by its rows, and of a prompt, by the native forward and by the model's own, which take turns, and the speed of
+`auto` against plain decoding with the native forward, of greedy texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.shared.filled_cache import fill_cache
+from benchmarks.shared.inputs import encode, read_prompts
+from benchmarks.shared.methods import gain_of_auto
+from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.random_weights import write_model
+from benchmarks.shared.report import markdown_table, publish
+from benchmarks.shared.shapes import make_config, num_parameters
+from benchmarks.steps.machine_rates import time_once
+from benchmarks.steps.step_curve import TIMED, time_forwards
+from lp import Engine
+from lp.kv_cache.cache import KVCache
+from lp.model.causal import CausalModel
+from lp.model.checkpoint import DTYPES
+from lp.tree import chain
+
+VOCABULARY = 32_768
+ATTENTION_EVERY_FOURTH = ["linear_attention"] * 3 + ["full_attention"]
+SHAPES: dict[str, dict[str, Any]] = {
+    "LFM2-350M": {
+        "model_type": "lfm2", "hidden_size": 1024, "intermediate_size": 4608, "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8, "conv_L_cache": 3,
+        "layer_types": ["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
+    },
+    "Qwen3.5-0.8B": {
+        "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "layer_types": ATTENTION_EVERY_FOURTH * 6, "tie_word_embeddings": True,
+    },
+    "Mamba-2 as in Granite 4 350M": {
+        "model_type": "granitemoehybrid", "hidden_size": 768, "shared_intermediate_size": 2048, "num_local_experts": 0,
+        "num_hidden_layers": 32, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48,
+        "mamba_d_head": 32, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2, "tie_word_embeddings": True,
+        "layer_types": ["full_attention" if n in (10, 13, 17, 27) else "linear_attention" for n in range(32)],
+    },
+}  # fmt: skip
+NATIVE, EAGER = "native", "eager"
+CACHED, ROUNDS, PROMPT = 256, 3, 256
+
+
+@dataclass
+class Found:
+    """What was measured of one model. step_ms, prompt_ms: by the forward, and of steps by the number of rows. gain: of
+    auto against plain decoding.
+    """
+
+    shape: str
+    dtype: str
+    parameters: int
+    step_ms: dict[str, dict[int, float]]
+    prompt_ms: dict[str, float]
+    gain: float
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    found = [measure(shape, dtype, arguments) for dtype in arguments.dtypes for shape in arguments.shapes]
+    title = "Steps of models with recurrent layers"
+    publish(arguments.output, "hybrids", title, describe(found, arguments.rows), {"found": list(map(asdict, found))})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="default all")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES, help="default both")
+    parser.add_argument("--rows", type=ascending_numbers, default=[1, 8, 32], metavar="R,R,...", help="default 1,8,32")
+    parser.add_argument("--limit", type=int, default=3, help="texts (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=48, help="for each text (default %(default)s)")
+    add_threads(parser)
+    add_output(parser)
+    return parse(parser)
+
+
+def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
+    config = make_config({"vocab_size": VOCABULARY, **SHAPES[shape]})
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        write_model(folder, config, DTYPES[dtype], seed=0)
+        engine = Engine.from_pretrained(str(folder), dtype, "cpu", compile="on")
+        models = {
+            NATIVE: engine.checkpoint.model,
+            EAGER: Engine.from_pretrained(str(folder), dtype, "cpu", compile="off", step_times="off").checkpoint.model,
+        }
+        caches = {name: fill_cache(model, CACHED, PROMPT) for name, model in models.items()}
+        steps: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in arguments.rows} for name in models}
+        prompts: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(ROUNDS):
+            for name, model in models.items():
+                for rows in arguments.rows:
+                    steps[name][rows] += time_forwards(model, caches[name], rows, TIMED)
+                prompts[name].append(time_prompt(model, caches[name]))
+        texts = encode(engine, read_prompts(None, arguments.limit), arguments.max_new_tokens)
+        gain = gain_of_auto(engine, texts, 0.0, arguments.max_new_tokens)
+    step_ms = {name: {rows: 1000 * median(own) for rows, own in of_rows.items()} for name, of_rows in steps.items()}
+    prompt_ms = {name: 1000 * median(seconds) for name, seconds in prompts.items()}
+    return Found(shape, dtype, num_parameters(config), step_ms, prompt_ms, gain)
+
+
+def time_prompt(model: CausalModel, cache: KVCache) -> float:
+    """The seconds of a forward of a prompt's rows."""
+    tree = chain([token % model.vocab_size for token in range(PROMPT)])
+    return time_once(lambda: model.forward(tree, cache, 1), model.device)
+
+
+def describe(found: list[Found], rows: list[int]) -> str:
+    return markdown_table(
+        ["model", "parameters", "", *(f"{count} rows" for count in rows), f"prompt of {PROMPT}", "auto / plain"],
+        [
+            [
+                *([f"{one.shape}, {one.dtype}", f"{one.parameters / 1e6:.0f}M"] if name == NATIVE else ["", ""]),
+                f"ms, {name}",
+                *(f"{one.step_ms[name][count]:.1f}" for count in rows),
+                f"{one.prompt_ms[name]:.0f}",
+                f"{one.gain:.2f}" if name == NATIVE else "",
+            ]
+            for one in found
+            for name in (NATIVE, EAGER)
+        ],
+        num_text=3,
+    )
+
+
+if __name__ == "__main__":
+    main()
