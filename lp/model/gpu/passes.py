@@ -20,6 +20,7 @@ from lp.model.program.steps import (
     AllReduce,
     Attention,
     Constant,
+    Convolution,
     ExpertProduct,
     Gather,
     Keep,
@@ -28,6 +29,7 @@ from lp.model.program.steps import (
     Operand,
     Product,
     Program,
+    Recurrence,
     Reduce,
     Round,
     Step,
@@ -141,6 +143,12 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             return replace(step, x=of(step.x), experts=of(step.experts))
         case Attention():
             return replace(step, query=of(step.query))
+        case Convolution():
+            return replace(step, x=of(step.x))
+        case Recurrence():
+            queries, keys, values, logs = (of(one) for one in (step.queries, step.keys, step.values, step.logs))
+            rates = step.rates and of(step.rates)
+            return replace(step, queries=queries, keys=keys, values=values, logs=logs, rates=rates)
 
 
 def look_up_apart(program: Program) -> None:
