@@ -1,4 +1,4 @@
-"""Measures what a second rank gains by drafting ahead of the first one's steps with a copy of the model, by category.
+"""Measures what a rank gains that drafts ahead with a copy of the model, by category.
 
     python -m benchmarks.drafting_ahead --prompts FOLDER --limit 28 --rounds 3
 

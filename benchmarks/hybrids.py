@@ -1,4 +1,4 @@
-"""Measures a step of models with recurrent layers by its rows, natively and eagerly, and what `auto` gains on them.
+"""Measures steps of models with recurrent layers by their rows, natively and eagerly.
 
     python -m benchmarks.hybrids --dtypes float32 bfloat16
 
