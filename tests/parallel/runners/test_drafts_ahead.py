@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lp import Auto, DraftModel, Engine, Sampling, SecondModel, Stopping
+from lp import Auto, Autoregressive, DraftModel, Engine, Sampling, SecondModel, Stopping
 from lp.grammar.settings import Grammar
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.quantization.quantize import Weights
@@ -79,7 +79,24 @@ def on_ranks(mesh: Mesh, channel: Channel, folder: str, second: SecondModel) -> 
     return [decode_all(engine), decode_under_a_grammar(engine), decode_rejecting(engine)]
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def text_on_ranks(mesh: Mesh, channel: Channel, folder: str, second: SecondModel) -> Found:
+    engine = make_engine(channel, folder, second)
+    done = [engine.generate(PROMPTS[1], decode=decode, sampling=GREEDY, stopping=STOPPING) for decode in METHODS[:2]]
+    return [(one.token_ids, one.stats.steps) for one in done]
+
+
+def test_a_text_is_that_of_plain_decoding(checkpoint_folder: Callable[[str], Path]) -> None:
+    folder, second = str(checkpoint_folder("llama")), SecondModel(weights=Weights.int8)
+    found = run_ranks(text_on_ranks, 2, folder, second, timeout_s=60)
+    plain = make_engine(None, folder, second).generate(
+        PROMPTS[1], decode=Autoregressive(), sampling=GREEDY, stopping=STOPPING
+    )
+    assert found == found[:1] * 2 and tokens_of(found[0]) == [plain.token_ids] * 2
+    assert all(steps < 0.7 * len(tokens) for tokens, steps in found[0]), "drafts are accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_tokens_are_those_of_one_device(num_ranks: int, checkpoint_folder: Callable[[str], Path]) -> None:
     folder, second = str(checkpoint_folder("llama")), SecondModel(weights=Weights.int8)
     found = run_ranks(on_ranks, num_ranks, folder, second, timeout_s=60)
