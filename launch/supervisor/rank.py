@@ -115,7 +115,6 @@ class Rank:
         self.settings, self.mesh, self.store, self.worker = settings, mesh, store, worker
         self.times: dict[int, StepTimes] = {}
         self._files: dict[int, StepTimesFile] = {}
-        self._has_draft = False
         take_cores(mesh, settings.parallel)
 
     @staticmethod
@@ -140,7 +139,6 @@ class Rank:
         engine = Engine.assemble(replace(settings, step_times=StepTimesSource.off), place)
         require_trees(engine.checkpoint)
         alone, model = cast(SingleDevice, engine.runner), engine.checkpoint.model
-        self._has_draft = DRAFT in engine.checkpoint.extensions
         engine.checkpoint.grammars.warm_up()
         self.worker.transfer = CacheTransfer(alone)
         self.worker.send(Ready(str(self.mesh.device), model.memory.num_pages))
@@ -151,8 +149,7 @@ class Rank:
             return joined(epoch, self.mesh.rank, self.mesh, settings.parallel, self.store, self.worker.is_over)
 
         def resume_in(epoch: Epoch, channel: Channel) -> list[Output]:
-            runner = share_steps(alone, channel, settings.parallel.mode, has_draft=self._has_draft)
-
+            runner = self._share_steps(engine, alone, channel)
             if epoch.is_first:
                 self.times = self._find_times(engine, epoch, channel, alone, settings.step_times)
                 if self.times:
@@ -178,28 +175,31 @@ class Rank:
         settings, found = self.settings.parallel, dict[int, StepTimes]()
 
         def find(runner: Runner, size: int) -> StepTimes | None:
-            described = self._describe(epoch, size)
+            described = self._describe(engine, epoch, size)
             return find_step_times(engine.request_builder, source, alone.model, runner, described, channel.broadcast)
 
         for size in sizes_of(Mode(settings.mode), channel.num_ranks):
             if size == channel.num_ranks:
-                times = find(share_steps(alone, channel, settings.mode, has_draft=self._has_draft), size)
+                times = find(self._share_steps(engine, alone, channel), size)
             elif size == 1:
                 times = find(alone, size)
             else:
                 groups = replace(epoch, group_size=size)
                 store = PrefixStore(f"measured after {channel.num_steps}", self.store)
                 with joined(groups, self.mesh.rank, self.mesh, settings, store, self.worker.is_over) as part:
-                    times = find(share_steps(alone, part, settings.mode, has_draft=self._has_draft), size)
+                    times = find(self._share_steps(engine, alone, part), size)
             if times is None:
                 return {}
             found[size] = times
         return found
 
-    def _describe(self, epoch: Epoch, size: int) -> list[Any]:
+    def _share_steps(self, engine: Engine, alone: SingleDevice, channel: Channel) -> Runner:
+        return share_steps(alone, channel, self.settings.parallel.mode, has_draft=has_draft(engine))
+
+    def _describe(self, engine: Engine, epoch: Epoch, size: int) -> list[Any]:
         """Names groups of a size among this epoch's members; see `describe_mode`."""
         whole = replace(epoch, group_size=0).mesh(self.mesh, self.mesh.rank)
-        mode = describe_mode(self.settings.parallel, whole, self._has_draft and size > 1)
+        mode = describe_mode(self.settings.parallel, whole, has_draft(engine) and size > 1)
         if size == len(epoch.members):
             return mode
         return [*mode, "apart"] if size == 1 else [*mode, "in groups of", size]
@@ -209,7 +209,7 @@ class Rank:
         size = channel.num_ranks
         self._tell(times, channel)
         if size not in self._files:
-            described = self._describe(epoch, size)
+            described = self._describe(engine, epoch, size)
             self._files[size] = step_times_file(engine.request_builder, engine.checkpoint.model, described)
         self._files[size].keep(times)
 
@@ -256,6 +256,10 @@ class Rank:
             except EpochOver:
                 self.worker.next_epoch()  # raises why this rank has to leave
                 raise
+
+
+def has_draft(engine: Engine) -> bool:
+    return DRAFT in engine.checkpoint.extensions
 
 
 def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
