@@ -37,8 +37,8 @@ LONG_STEP_S = 0.02
 # The number of drafts of a chain that count as accepted. Where ranks share a tree, the ranks that did not compute these
 # rows must do so in the next step.
 ACCEPTED = 3
-# Rounds of timed forwards of a second model.
-RELATIVE_ROUNDS = 7
+# Rounds of timed forwards of a second model: the most, and the fewest, after which none begins later than this.
+RELATIVE_ROUNDS, FEWEST_RELATIVE_ROUNDS, RELATIVE_BUDGET_S = 7, 3, 2.0
 # The number of best tokens that a step returns for each row.
 CANDIDATES = 8
 # A number of rows, and whether all parts of the runner share them.
@@ -136,7 +136,10 @@ def measure_relative_costs(runner: Runner, main: CausalModel, second: CausalMode
     cache.keep(range(num_cached))
     plain, taken = list[float](), {num_rows: list[float]() for num_rows in ROUND_ROWS}
     with _stopwatch(runner, main.vocab_size, main.max_length, num_cached, True, go_on) as seconds:
-        for _ in range(RELATIVE_ROUNDS):
+        deadline = time.perf_counter() + RELATIVE_BUDGET_S
+        while len(plain) < RELATIVE_ROUNDS and go_on(
+            len(plain) < FEWEST_RELATIVE_ROUNDS or time.perf_counter() < deadline
+        ):
             plain.append(seconds((1, True)))
             for num_rows, times in taken.items():
                 begin = time.perf_counter()
