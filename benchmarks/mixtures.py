@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.shared.filled_cache import fill_cache
 from benchmarks.shared.inputs import encode, read_prompts
 from benchmarks.shared.methods import gain_of_auto
-from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.options import add_output, add_random_models, add_threads, make_parser, parse
 from benchmarks.shared.random_weights import write_model
 from benchmarks.shared.report import markdown_table, publish
 from benchmarks.shared.shapes import make_config
@@ -75,10 +75,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="default all")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES, help="default both")
-    rows = [1, 2, 4, 8, 16, 32, 64]
-    parser.add_argument("--rows", type=ascending_numbers, default=rows, metavar="R,R,...", help="default 1,2,4,...,64")
+    add_random_models(parser, list(SHAPES), [1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--limit", type=int, default=6, help="texts at each temperature (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="for each text (default %(default)s)")
     add_threads(parser)

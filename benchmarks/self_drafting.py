@@ -25,10 +25,9 @@ from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories, t
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, MethodTotals, take_turns
 from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.methods import DecodePrompt, by_engine, describe_costs, sampling_at, timed
-from benchmarks.shared.options import add_output, add_threads, make_parser, parse
+from benchmarks.shared.options import add_copy, add_output, add_threads, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, DraftModel, Engine, SecondModel, Stopping
-from lp.model.checkpoint import DTYPES
 from lp.model.extensions import Extension
 from lp.model.gguf import unpacked_folder
 from lp.model.quantization.quantize import Weights
@@ -80,19 +79,12 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default="smollm2", help="smollm2, gemma3-270m or a folder (default %(default)s)")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the model (default %(default)s)")
-    parser.add_argument("--weights", default="int4", choices=["int4", "int8"], help="of the copy (default %(default)s)")
-    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
-    parser.add_argument("--limit", type=int, default=28, help="prompts over all categories (default %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="for each prompt (default %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    add_copy(parser, weights="int4")
     add_threads(parser)
     add_output(parser)
     arguments = parse(parser)
-    if min(arguments.rounds, arguments.limit, arguments.max_new_tokens) < 1:
-        parser.error("--rounds, --limit and --max-new-tokens must be at least 1")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {arguments.rounds}")
     return arguments
 
 

@@ -70,6 +70,30 @@ def add_decoded_texts(parser: argparse.ArgumentParser, limit: int, max_new_token
     )
 
 
+def add_copy(parser: argparse.ArgumentParser, weights: str) -> None:
+    """Adds the options of texts that a model decodes with a copy of itself, which drafts. weights: default of the
+    copy's.
+    """
+    parser.add_argument("--model", default="smollm2", help="smollm2, gemma3-270m or a folder (default %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the model (default %(default)s)")
+    parser.add_argument(
+        "--weights", default=weights, choices=["int4", "int8"], help="of the copy (default %(default)s)"
+    )
+    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
+    parser.add_argument("--limit", type=int, default=28, help="prompts over all categories (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="for each prompt (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+
+
+def add_random_models(parser: argparse.ArgumentParser, shapes: list[str], rows: list[int]) -> None:
+    """Adds the options of steps of models with random weights. shapes: their names. rows: default of steps' rows."""
+    parser.add_argument("--shapes", nargs="+", default=shapes, choices=shapes, help="default all")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES, help="default both")
+    numbers = ",".join(map(str, rows))
+    parser.add_argument("--rows", type=ascending_numbers, default=rows, metavar="R,R,...", help=f"default {numbers}")
+
+
 def add_stored(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stored", action="store_true", help="weights as the GGUF file has them, instead of copies in the format"
