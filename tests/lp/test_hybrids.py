@@ -164,6 +164,12 @@ def test_a_state_that_ignores_the_tree_is_found(
         check_tree(model)
 
 
+def assert_another_text(engine: Engine, reference: PreTrainedModel) -> None:
+    prompt = make_prompt(20)
+    expected = generate_greedily(reference, prompt, NUM_TOKENS)
+    assert decode(engine, prompt, PromptLookup(), NUM_TOKENS) != expected
+
+
 @pytest.mark.parametrize("architecture", QUICK)
 def test_a_path_that_is_not_replayed_is_found(
     architecture: str,
@@ -174,9 +180,7 @@ def test_a_path_that_is_not_replayed_is_found(
     """Else the tests of equality would prove little."""
     advance = Factors.advance
     monkeypatch.setattr(Factors, "advance", lambda self, state, rows, parent: advance(self, state, rows[-1:], parent))
-    prompt = make_prompt(20)
-    expected = generate_greedily(reference_of(architecture), prompt, NUM_TOKENS)
-    assert decode(engine_of(architecture), prompt, PromptLookup(), NUM_TOKENS) != expected
+    assert_another_text(engine_of(architecture), reference_of(architecture))
 
 
 @pytest.mark.slow
@@ -188,9 +192,7 @@ def test_a_path_that_is_not_replayed_natively_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LayerStates, "replay", lambda self, state, rows: state)
-    prompt = make_prompt(20)
-    expected = generate_greedily(reference_of(architecture), prompt, NUM_TOKENS)
-    assert decode(native_engine_of(architecture), prompt, PromptLookup(), NUM_TOKENS) != expected
+    assert_another_text(native_engine_of(architecture), reference_of(architecture))
 
 
 @pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))

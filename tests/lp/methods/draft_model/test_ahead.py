@@ -38,6 +38,28 @@ def run(growth: GrowthAhead) -> list[int]:
     return asked
 
 
+def extended() -> Growth:
+    """The growth of a step, to which a rank has added what it has found ahead."""
+    growth = step_growth()
+    ahead = GrowthAhead(growth, 10, 3.0, 0, 1)
+    run(ahead)
+    extend(growth, ahead.entries.ravel()[None])
+    return growth
+
+
+def below_the_end(max_depth: int, *others: int) -> tuple[Growth, list[int]]:
+    """The next growth, where both drafts of a step were right and the likeliest token followed; and the candidates that
+    are known of its root. others: drafts of other sources.
+    """
+    last = after((1, 2, 3)).tokens[0]
+    found = Found(extended()).follow([2, 3, last])
+    assert found is not None
+    following = Growth(last, Calibration(), max_depth, 31, 0.25, is_chain=False)
+    following.adopt(others, [0] * len(others), [0.1] * len(others))
+    found.plant(following)
+    return following, after((1, 2, 3, last)).tokens
+
+
 def known(growth: Growth) -> dict[tuple[int, ...], list[int]]:
     """The candidates of the nodes that were asked, by their paths."""
     return {
@@ -77,26 +99,13 @@ def test_several_ranks_look_elsewhere(num_ranks: int) -> None:
 
 
 def test_the_next_growth_begins_below_the_end_of_the_step() -> None:
-    growth = step_growth()
-    ahead = GrowthAhead(growth, 10, 3.0, 0, 1)
-    run(ahead)
-    extend(growth, ahead.entries.ravel()[None])
-    last = after((1, 2, 3)).tokens[0]
-    found = Found(growth).follow([2, 3, last])
-    assert found is not None
-    following = Growth(last, Calibration(), 8, 31, 0.25, is_chain=False)
-    following.adopt([99], [0], [0.1])  # of another source
-    found.plant(following)
-    tokens = after((1, 2, 3, last)).tokens
+    following, tokens = below_the_end(8, 99)
     assert following.nodes[0].candidates is not None and following.nodes[0].candidates.tokens == tokens
     assert {following.nodes[child].token for child in following.nodes[0].children} == {99, *tokens}
 
 
 def test_an_end_that_nobody_drafted_for_has_nothing() -> None:
-    growth = step_growth()
-    ahead = GrowthAhead(growth, 10, 3.0, 0, 1)
-    run(ahead)
-    extend(growth, ahead.entries.ravel()[None])
+    growth = extended()
     assert Found(growth).follow([2, 98]) is None
     assert Found(growth).follow([-1]) is None, "no token: the model answered with none"
 
@@ -108,13 +117,5 @@ def test_no_more_is_found_than_can_be_sent() -> None:
 
 
 def test_what_was_planted_counts_no_deeper_than_the_next_step_may_go() -> None:
-    growth = step_growth()
-    ahead = GrowthAhead(growth, 10, 3.0, 0, 1)
-    run(ahead)
-    extend(growth, ahead.entries.ravel()[None])
-    last = after((1, 2, 3)).tokens[0]
-    found = Found(growth).follow([2, 3, last])
-    assert found is not None
-    following = Growth(last, Calibration(), 0, 31, 0.25, is_chain=False)  # the text ends with the next token
-    found.plant(following)
+    following, _ = below_the_end(0)  # the text ends with the next token
     assert len(following.nodes) == 1
