@@ -9,8 +9,8 @@ tokens per step are exact. The time of a step follows from tables of step times:
 measured on one rank, and those of a larger shape on GPUs, which are estimated (benchmarks/projections/gpu_step.py).
 It takes as long as verification or the slowest rank that drafts, and an exchange.
 
-NO SPEED IS MEASURED. Beside drafting ahead stand one rank, ranks that share trees (lp), that share the model (tp), and
-both; and what chains of drafts would yield at best (benchmarks/projections/ideal_drafts.py).
+NO SPEED IS MEASURED. Drafting ahead is compared with one rank, and with ranks that share trees (lp), the model (tp), or
+both; and with what chains of drafts would yield at best (benchmarks/projections/ideal_drafts.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from benchmarks.projections.clocked_steps import ClockedStep, ClockedTotals, Dev
 from benchmarks.projections.gpus import GPUS
 from benchmarks.projections.ideal_drafts import (
     BEFORE,
-    BESIDE,
     FREE,
     LONGEST,
+    MEANWHILE,
     ChainTimes,
     Ideal,
     ideals,
@@ -153,7 +153,7 @@ class Machine:
 
     @property
     def relative_costs(self) -> tuple[float, ...]:
-        """Of the copy, on one device; see SecondText."""
+        """The costs of the copy's rounds on one device; see SecondText."""
         return self.times(Way()).relative_costs
 
     @property
@@ -173,7 +173,7 @@ class Machine:
             if tp > 1:
                 split = ideals(texts, self.chain_times(tp))
                 found[f"{BEFORE}, both under tp={tp}"] = split[BEFORE]
-                found[f"{BESIDE}, both under tp={tp}"] = split[BESIDE]
+                found[f"{MEANWHILE}, both under tp={tp}"] = split[MEANWHILE]
         return found
 
 
@@ -214,16 +214,16 @@ def main() -> None:
         texts = decode_plainly(checkpoint, asked, arguments.max_new_tokens)
         for machine in machines_of(checkpoint, folder, weights, Extras(*host), arguments):
             # Ways without a copy do not depend on it.
-            kept = found.setdefault(machine.devices, {})
-            missing = [name for name, way in machine.ways.items() if way.has_copy or name not in kept]
-            kept |= {
+            of_devices = found.setdefault(machine.devices, {})
+            missing = [name for name, way in machine.ways.items() if way.has_copy or name not in of_devices]
+            of_devices |= {
                 name: decode_by(machine, name, checkpoint, texts, arguments.max_rows)
                 for name in progress(missing, machine.name, "way")
             }
-            parts.append(describe(machine, texts, kept))
+            parts.append(describe(machine, texts, of_devices))
             results[machine.name] = {
                 "machine": asdict(machine),
-                "found": {name: asdict(one) for name, one in kept.items()},
+                "found": {name: asdict(one) for name, one in of_devices.items()},
                 "ideals": {name: asdict(one) for name, one in machine.ideals(all_places(texts)).items()},
             }
             # After each machine, so that a run that is stopped leaves something.
@@ -411,13 +411,13 @@ def notes(asked: Sequence[CategoryPrompt], arguments: argparse.Namespace) -> lis
         f"{arguments.max_rows} rows. The steps that compute the prompts are left out.",
         "Trees, drafts and tokens per step: exact, of a small model and its copy. The time of a step: by tables, for "
         "devices that do not share a memory.",
-        "A step takes as long as the model or the slowest rank that drafts beside it, and the exchange, "
-        f"{arguments.exchange_us:g} us. Choosing candidates and planning beside a step are left out; the host's work "
+        "A step takes as long as the model or the slowest rank that drafts meanwhile, and the exchange, "
+        f"{arguments.exchange_us:g} us. Choosing candidates and planning during a step are left out; the host's work "
         "for a step was measured here.",
         f"{GPU.name}: by kernels that one H200 has run, and {'; '.join(GPU.sources)}. Products of packed weights are "
         f"ASSUMED to read at {ASSUMED_SHARE_OF_PACKED:.0%} of the bandwidth (as assumed), or as those in bfloat16 do.",
         "tp: products take as much less time as a rank has fewer weights, which is the best that they could.",
-        "Covered: steps that begin where the copy has drafted. Drafting: ranks that draft beside a step, on average. "
+        "Covered: steps that begin where the copy has drafted. Drafting: ranks that draft during a step, on average. "
         "Waiting: the share of the time in which the rank that verifies waits for drafts.",
         "Chains: of the copy alone, without trees and other drafts, replayed on the same texts (see ideal_drafts.py).",
     ]
@@ -486,9 +486,9 @@ def _table_of_gains(machine: Machine, found: Mapping[str, Found], ideal: Mapping
     for name, one in found.items():
         if machine.ways[name].ahead:
             gain = one.totals[ALL].tokens_per_s / base - 1
-            shares = [gain / (ideal[BEFORE].token_s / ideal[best].token_s - 1) for best in (BESIDE, FREE)]
+            shares = [gain / (ideal[BEFORE].token_s / ideal[best].token_s - 1) for best in (MEANWHILE, FREE)]
             rows.append((name, machine.ways[name].num_devices, f"{gain:+.0%}", *(f"{share:.0%}" for share in shares)))
-    return markdown_table(["way", "devices", "PROJECTED gain", f"share of {BESIDE}", f"share of {FREE}"], rows)
+    return markdown_table(["way", "devices", "PROJECTED gain", f"share of {MEANWHILE}", f"share of {FREE}"], rows)
 
 
 if __name__ == "__main__":

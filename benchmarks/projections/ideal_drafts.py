@@ -21,10 +21,10 @@ from lp.tree import chain
 # Seconds by the length of a chain.
 SecondsOf = Callable[[int], float]
 # Names of ways; see `ideals`.
-BEFORE, FREE, BESIDE = (
+BEFORE, FREE, MEANWHILE = (
     "drafted before steps",
     "every end covered, drafts free",
-    "every end covered, drafted beside steps",
+    "every end covered, drafted during steps",
 )
 # The place of a token that is no candidate.
 NOWHERE = WIDTH
@@ -46,7 +46,7 @@ def places_of(copy: CausalModel, prompt: KVCache, last: int, text: Sequence[int]
 
 
 def right_by_depth(texts: Sequence[Sequence[int]], most: int) -> list[float]:
-    """For each depth the share of first choices that are right, of those below which all before them were."""
+    """Returns for each depth the share of first choices that are right, of those that follow right ones alone."""
     shares = list[float]()
     for depth in range(1, 1 + most):
         reached = [text[at : at + depth] for text in texts for at in range(len(text) - depth + 1)]
@@ -69,8 +69,8 @@ class ChainTimes:
         """A step whose chain is drafted before it."""
         return length * self.draft_s + self.steps_s[length]
 
-    def beside_s(self, length: int) -> float:
-        """A step beside which the next chain is drafted."""
+    def during_s(self, length: int) -> float:
+        """A step during which another rank drafts the next chain."""
         return max(self.steps_s[length], length * self.draft_s) + self.exchange_s
 
     def free_s(self, length: int) -> float:
@@ -108,11 +108,11 @@ class Ideal:
 
 
 def ideals(texts: Sequence[Sequence[int]], times: ChainTimes) -> dict[str, Ideal]:
-    """By way: how fast chains are on one rank that drafts before its steps, and on ranks that draft ahead.
+    """Returns for each way how fast chains are on one rank that drafts before its steps, and on ranks that draft ahead.
 
-    FREE: every end is covered, and drafts cost nothing. BESIDE: every end is covered, and a rank drafts one chain while
-    a step is computed. The others: so many candidates after each draft are covered, and where that was not enough, the
-    next step has no drafts, or waits for them.
+    FREE: every end is covered, and drafts cost nothing. MEANWHILE: every end is covered, and a rank drafts one chain
+    while a step is computed. The others: so many candidates after each draft are covered, and where that was not
+    enough, the next step has no drafts, or waits for them.
     """
     lengths, every, exchange_s = range(1, 1 + LONGEST), 1 + NOWHERE, times.exchange_s
 
@@ -132,11 +132,11 @@ def ideals(texts: Sequence[Sequence[int]], times: ChainTimes) -> dict[str, Ideal
     found = {
         BEFORE: best(every, times.waiting_s, times.waiting_s),
         FREE: best(every, times.free_s, times.free_s),
-        BESIDE: best(every, times.beside_s, times.beside_s),
+        MEANWHILE: best(every, times.during_s, times.during_s),
     }
     for number in range(1, 1 + WIDTH):
-        found[covering(number)] = best(number, times.beside_s, plain_s, waits=False)
-        found[covering(number, waits=True)] = best(number, times.beside_s, waiting_s)
+        found[covering(number)] = best(number, times.during_s, plain_s, waits=False)
+        found[covering(number, waits=True)] = best(number, times.during_s, waiting_s)
     return found
 
 

@@ -39,7 +39,7 @@ class Extension(ABC):
 
     @property
     def relative_cost(self) -> float:
-        """That of a forward with one row."""
+        """The relative cost of a forward with one row."""
         return self.relative_costs[0]
 
     @property

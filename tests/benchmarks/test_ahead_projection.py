@@ -22,8 +22,8 @@ from benchmarks.ahead_projection import (
 from benchmarks.projections.clocked_steps import ClockedStep, ClockedTotals
 from benchmarks.projections.ideal_drafts import (
     BEFORE,
-    BESIDE,
     FREE,
+    MEANWHILE,
     NOWHERE,
     ChainTimes,
     covering,
@@ -84,7 +84,7 @@ def test_chains_end_at_the_first_wrong_draft(places: Sequence[int], covered: int
 def test_what_limits_chains() -> None:
     texts = [[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0]]
     found = ideals(texts, ChainTimes([1.0] * 9, 0.3))
-    by_speed = [found[name].token_s for name in (FREE, BESIDE, covering(2, waits=True), BEFORE)]
+    by_speed = [found[name].token_s for name in (FREE, MEANWHILE, covering(2, waits=True), BEFORE)]
     assert by_speed == sorted(by_speed) and by_speed[0] < by_speed[-1] < 1.0
     assert found[covering(3)].token_s <= found[covering(2)].token_s <= found[covering(1)].token_s
     assert right_by_depth([[0, 0, 1]], 3) == [pytest.approx(2 / 3), 0.5, 0.0]

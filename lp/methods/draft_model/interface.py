@@ -29,9 +29,9 @@ class SecondText(Protocol):
     """What a second model holds of one sequence; all of it can be computed again from the tokens.
 
     relative_cost: seconds of a forward of the second model with one row, divided by those of a plain step.
-    relative_costs: the same with each of ROUND_ROWS. max_length: the most tokens that
-    the second model can be given. reads_text: whether it must read a text before it drafts. is_ahead: whether it drafts
-    only on ranks that have no part in a step, while others compute it; then nothing is drafted before a step.
+    relative_costs: the same with each of ROUND_ROWS. max_length: the most tokens that the second model can be given.
+    reads_text: whether it must read a text before it drafts. is_ahead: whether it drafts only on ranks that have no
+    part in a step, while others compute it; then nothing is drafted before a step.
     """
 
     relative_cost: float
