@@ -6,7 +6,7 @@
 
 With launcher=local the program starts the ranks itself, apart from the HTTP server. It restarts a rank that is lost,
 and under lookahead parallelism no request is lost with the rank. Under torchrun, rank 0 answers HTTP too, and a lost
-rank ends the program. Either way ranks that hold the whole model form smaller groups while there are many requests.
+rank ends the program. Either way ranks that hold the whole model form smaller groups once each of those has a request.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Mode(StrEnum):
     """The axis that takes all ranks that the given degrees leave over, and how replicas share batches.
 
     auto: pp if its given degree is above 1, otherwise lp; along lp, replicas share every tree, and the groups of
-    a server become smaller while there are many requests. lp: every tree is shared by all replicas. dp: every request
+    a server become smaller while each has a request. lp: every tree is shared by all replicas. dp: every request
     is computed by one replica; these lie along lp as well.
     single: there is one rank.
     """

@@ -100,7 +100,7 @@ def make_forward(
         assert isinstance(model.fast, NativeForward), "there is no compiler for the native forward"
         native = copy.copy(model.fast)
         model.fast = made_up = MadeUpForward(native)
-        native._library = cast(Any, _NoForward(made_up))
+        native._run_program = cast(Any, _NoForward(made_up))
         return model, made_up
     num_pages = PAGES_OF_A_SEQUENCE * num_sequences
     model.memory = Arena({0: LayerShape(1, 8, 8)}, 1, num_pages, torch.float32, torch.device("cpu"))
@@ -110,9 +110,9 @@ def make_forward(
 
 @dataclass
 class _NoForward:
-    """Stands for the library of a native forward."""
+    """Stands for the function that runs a native forward's program."""
 
     made_up: MadeUpForward
 
-    def forward(self, *arguments: object) -> None:
+    def __call__(self, *arguments: object) -> None:
         self.made_up.started = time.perf_counter()

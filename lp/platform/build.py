@@ -17,6 +17,8 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,7 +45,7 @@ class Source:
     """C++ to be compiled.
 
     name: of the library's file. kind: what the names of its folders begin with. text: the file that is compiled.
-    headers: the folder of the headers that it may include. flags: the compiler's. remark: said when it is compiled.
+    headers: the folder of the headers that it may include. flags: the compiler's.
     """
 
     name: str
@@ -51,7 +53,6 @@ class Source:
     text: str
     headers: Path
     flags: tuple[str, ...]
-    remark: str
 
     @property
     def digest(self) -> str:
@@ -63,14 +64,32 @@ class Source:
         digest.update(repr((self.flags, platform.machine(), _features(), *chosen)).encode())
         return digest.hexdigest()[:24]
 
+    def place(self, folder: Path) -> Path:
+        """Where its library is kept."""
+        return folder / f"{self.kind}-{self.digest}"
 
-def build(source: Source, folder: Path) -> Path:
-    """The library of a source, from the folder or compiled. Raises CannotBuild.
 
-    A library is kept under a digest of its source, with a checksum of itself beside it, as loading one that is cut off
-    could end the process. Of several processes that need the same one, one compiles it and the others wait.
+def build(sources: Sequence[Source], folder: Path, remark: str) -> list[Path]:
+    """The libraries of sources, from the folder or compiled, several at a time. Raises CannotBuild.
+
+    remark: is logged with the name of the first source if any of them must be compiled. A library is kept under a
+    digest of its source, with a checksum of itself beside it, as loading one that is cut off could end the process. Of
+    several processes that need the same one, one compiles it and the others wait.
     """
-    kept = folder / f"{source.kind}-{source.digest}"
+    started = time.monotonic()
+    missing = [source for source in sources if not source.place(folder).exists()]
+    if missing:
+        find_compiler()
+        log.info("compiling the %s, which takes some seconds, %s", sources[0].name, remark)
+    with ThreadPoolExecutor(max(1, min(len(missing), _num_cores()))) as pool:
+        libraries = list(pool.map(lambda source: _build_one(source, folder), sources))
+    if missing:
+        log.info("compiled in %.1f s", time.monotonic() - started)
+    return libraries
+
+
+def _build_one(source: Source, folder: Path) -> Path:
+    kept = source.place(folder)
     use(kept)
     library, expected = kept / f"{source.name}.so", kept / "sha256"
     try:
@@ -114,8 +133,6 @@ def find_compiler() -> list[str]:
 def _compile(source: Source, kept: Path) -> None:
     """Makes the folder `kept`, whole or not at all."""
     compiler = find_compiler()
-    log.info("compiling the %s, which takes some seconds, %s", source.name, source.remark)
-    started = time.monotonic()
     with TemporaryDirectory(dir=kept.parent) as temporary:
         text, library = (Path(temporary) / f"{source.name}.{ending}" for ending in ("cpp", "so"))
         text.write_text(source.text)
@@ -129,7 +146,10 @@ def _compile(source: Source, kept: Path) -> None:
         (Path(temporary) / "sha256").write_text(checksum(library))
         os.replace(temporary, kept)
         Path(temporary).mkdir()  # for its own removal
-    log.info("compiled in %.1f s", time.monotonic() - started)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

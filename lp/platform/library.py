@@ -88,7 +88,7 @@ def _load() -> Library | None:
         return None
     text = (SOURCE / "host.cpp").read_text(encoding="utf-8")
     try:
-        built = build(Source("host", "host", text, SOURCE, FLAGS, "once for this machine"), folder)
+        (built,) = build([Source("host", "host", text, SOURCE, FLAGS)], folder, "once for this machine")
         found = load_library(built, ctypes.PyDLL)
     except NoCompiler as error:  # one line, for all that is not compiled
         log.warning("%s, and no forward is compiled: %s", _SLOWER, error)

@@ -1,8 +1,8 @@
 """Elastic groups: how many ranks share each step, which group serves which request, and which requests move.
 
-The N ranks of an epoch form N/s groups of size s. The ranks of a group share every tree, as in lookahead parallelism,
-and groups know nothing of each other. With few requests, large groups make each of them faster. With many, each rank
-has enough rows for itself, and shared steps would only make ranks wait for one another and plan what others compute.
+The N ranks of an epoch form N/s groups of size s. The ranks of a group share every tree, as in lookahead parallelism, and
+groups know nothing of each other. With fewer requests than smaller groups, large groups make each request faster. With
+a request for each smaller group, a step without the rows of other requests is shorter than one that is shared.
 
 Pure decisions: nothing here knows how ranks are reached, and no clock is read.
 """
@@ -20,8 +20,6 @@ from lp.request import Request
 from lp.step_cost import StepTimes
 from parallel.mesh import Mode
 
-# Groups become smaller once there are so many requests for each of the smaller ones.
-MANY = 2
 # Seconds with less than one request for each group after which groups become larger again.
 CALM_S = 0.25
 # The part of the memory for keys and values that requests may need where groups are to become larger.
@@ -135,7 +133,7 @@ class ElasticGroups:
         if num_requests >= num_ranks // self._size:
             self._busy_at = now
         smaller = [size for size in sizes(num_ranks) if size < self._size]
-        while smaller and (num_requests >= MANY * num_ranks // smaller[0] or memory > num_ranks // self._size):
+        while smaller and (num_requests >= num_ranks // smaller[0] or memory > num_ranks // self._size):
             self._size, self._busy_at = smaller.pop(0), now
         if now - self._busy_at >= CALM_S:
             for size in reversed(sizes(num_ranks)):

@@ -30,7 +30,7 @@ def states(page: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells[2:]}
 
 
-@pytest.mark.parametrize("num_ranks", exhaustive_except([2, 4], quick=[2]))
+@pytest.mark.parametrize("num_ranks", exhaustive_except([2, 4], 2))
 def test_rows_pass_or_say_why_they_were_not_run(num_ranks: int, tmp_path: Path) -> None:
     done = call("--rows", "exchange", "sums", "text", "prompt", "--output", str(tmp_path), num_ranks=num_ranks)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -88,6 +88,7 @@ def test_other_texts_fail_in_float32(on_prompts: Callable[..., Path], monkeypatc
         on_prompts(scaling_law.main, "--windows", "2", "3", "--ngrams", "3")
 
 
+@pytest.mark.slow
 def test_projection(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ProjectionCase] = []
 

@@ -58,6 +58,7 @@ def test_half_precision(on_prompts: Callable[..., Path]) -> None:
     assert data["run"]["torch"]
 
 
+@pytest.mark.slow
 def test_exchange_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--rounds", "10", "--work-ms", "0", "--exchanges", "shm", "gloo", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["exchange_cost", *arguments])

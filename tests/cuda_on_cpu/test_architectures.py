@@ -36,7 +36,7 @@ def expected(reference_of: Callable[[str], PreTrainedModel]) -> dict[str, list[i
     return {name: generate_greedily(reference_of(name), PROMPT, NUM_TOKENS, [EOS]) for name in ARCHITECTURES}
 
 
-@pytest.mark.parametrize("name", slow_except(ARCHITECTURES, "llama", "gemma3", "qwen3_moe"))
+@pytest.mark.parametrize("name", slow_except(ARCHITECTURES, "llama"))
 def test_text_in_float32_is_that_of_generate(
     name: str, folders: Folders, expected: dict[str, list[int]], cuda: None
 ) -> None:
@@ -46,7 +46,7 @@ def test_text_in_float32_is_that_of_generate(
         assert found.token_ids == expected[name]
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(CAPTURED), "llama", "qwen3_moe"))
+@pytest.mark.parametrize("name", slow_except(sorted(CAPTURED), "llama"))
 def test_graphs_are_captured_and_right(name: str, folders: Folders, cuda: None) -> None:
     model = load_on_gpu(folders[name])
     cache = model.make_cache(1)
@@ -55,8 +55,9 @@ def test_graphs_are_captured_and_right(name: str, folders: Folders, cuda: None) 
     assert isinstance(model.fast, CapturedForward), "a capture failed"
 
 
-@pytest.mark.parametrize("name", slow_except(["llama", "gpt2"], "llama"))
-@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_request_in_half_precision_gives_the_same_text_from_used_pages(
     name: str, dtype: str, folders: Folders, cuda: None
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_request_in_half_precision_gives_the_same_text_from_used_pages(
     assert len(texts[0]) and texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(CAPTURED), "llama", "qwen3_moe"))
+@pytest.mark.parametrize("name", slow_except(sorted(CAPTURED), "llama"))
 def test_what_is_captured_does_not_touch_the_host(name: str, folders: Folders, cuda: None) -> None:
     """The capture linter over the function of tensors."""
     model = load_on_gpu(folders[name], CompileMode.off)

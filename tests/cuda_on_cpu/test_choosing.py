@@ -80,7 +80,6 @@ def tree_under(root: int, num_rows: int, seed: int) -> TokenTree:
     ("name", "num_candidates"),
     slow_except(
         [*((name, 3) for name in SAMPLINGS), ("greedy", 0)],
-        ("log-probabilities with penalties, some of rows that stay unsettled", 3),
     ),
 )
 def test_answers_are_those_of_the_reference(

@@ -26,7 +26,6 @@ from tests.slow import slow_except
 Folders = dict[str, Path]
 FUSED = list(ARCHITECTURES)
 # The interpreter takes long; all architectures are run without graphs in tests/lp/model/gpu/test_forward.py.
-QUICK = "mistral"
 
 
 pytestmark = pytest.mark.usefixtures("two_rungs")
@@ -37,7 +36,7 @@ def forward_of(model: CausalModel) -> object:
     return model.fast._forward
 
 
-@pytest.mark.parametrize("name", slow_except(FUSED, QUICK))
+@pytest.mark.parametrize("name", slow_except(FUSED))
 def test_graphs_of_fused_kernels_give_the_models_own_logits(name: str, folders: Folders, triton: None) -> None:
     """Sliding windows and soft-capping are in the graph, too."""
     model = load_on_gpu(folders[name])
@@ -87,7 +86,6 @@ def change(patch: pytest.MonkeyPatch, changed: Callable[[LayerAttention], LayerA
     ("name", "plant"),
     slow_except(
         [("llama", turn_the_other_way), ("gemma2", drop_the_softcap), ("mistral", see_one_key_more)],
-        (QUICK, see_one_key_more),
     ),
     ids=lambda given: getattr(given, "__name__", given),
 )

@@ -98,6 +98,7 @@ def products_of(model: CausalModel, num_rows: int) -> dict[str, int]:
     return {name: count for name, count in counted.by_name.items() if "mm" in name or name == SPLIT}
 
 
+@pytest.mark.slow
 def test_a_model_runs_the_kernels_that_its_timing_chose(
     folders: Folders,
     triton: None,

@@ -191,6 +191,7 @@ def test_a_prompts_text_is_that_of_our_own_kernel(
     assert found.token_ids == engine.generate(prompt, **settings).token_ids and not calls
 
 
+@pytest.mark.slow
 def test_the_check_at_load_sees_a_prompt(
     folders: dict[str, Path], triton: None, two_rungs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ class BoundInstruction:
 
 
 def bind(source: Source, library: ctypes.CDLL) -> list[BoundInstruction]:
-    """Packs every weight of a source's instructions once. library: what its text was compiled to."""
+    """Packs every weight of a source's instructions once. library: of its kernels."""
     instructions = source.instructions
     weights, experts = _pack_all(instructions, library.panel())
     weights |= _pack_quantized(source, library)

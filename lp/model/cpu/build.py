@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
-from lp.platform.build import Source, load
-from lp.platform.build import build as build_library
+from lp.model.cpu.source import Source
+from lp.platform.build import Source as LibrarySource
+from lp.platform.build import build as build_libraries
+from lp.platform.build import load
 
 KERNELS = Path(__file__).parent / "kernels"
 FLAGS = (
@@ -24,7 +27,25 @@ WIDE = "-mprefer-vector-width=512"
 REMARK = "once for models of this shape (model.compile=off does not)"
 
 
-def build(text: str, folder: Path) -> ctypes.CDLL:
-    """The library of a forward's source, from the folder or compiled. Raises CannotBuild."""
+@dataclass(frozen=True)
+class Libraries:
+    """What the sources of a forward were compiled to.
+
+    kernels: the function that runs a program, and those that pack weights. functions: of the model's stages.
+    """
+
+    kernels: ctypes.CDLL
+    functions: ctypes.CDLL
+
+    @property
+    def functions_at(self) -> int:
+        """The address of the array of functions."""
+        return ctypes.addressof(ctypes.c_void_p.in_dll(self.functions, "functions"))
+
+
+def build(source: Source, folder: Path) -> Libraries:
+    """The libraries of a forward's sources, from the folder or compiled. Raises CannotBuild."""
     flags = (*FLAGS, *([WIDE] if platform.machine() == "x86_64" else []))
-    return load(build_library(Source("forward", "native", text, KERNELS, flags, REMARK), folder))
+    texts = {"forward": source.kernels, "functions": source.functions}
+    sources = [LibrarySource(name, "native", text, KERNELS, flags) for name, text in texts.items()]
+    return Libraries(*map(load, build_libraries(sources, folder, REMARK)))

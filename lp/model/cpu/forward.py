@@ -16,6 +16,7 @@ from torch import Tensor
 from lp.kv_cache.cache import KVCache, LayerShape
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.cpu.binding import Bound, BoundInstruction
+from lp.model.cpu.build import Libraries
 from lp.model.cpu.collectives import Collectives
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
@@ -33,7 +34,7 @@ MOST_QUERIES, KEYS = 48, 64
 BYTES_OF_A_NUMBER = 4
 # Of the function `forward` that source.py writes.
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
-_ARGUMENTS = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
+_ARGUMENTS = [_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
 
 
 class NativeForward(FastForward):
@@ -49,7 +50,7 @@ class NativeForward(FastForward):
         program: Program,
         instructions: list[BoundInstruction],
         memory: RowMemory,
-        library: ctypes.CDLL,
+        libraries: Libraries,
         cache_shapes: dict[int, LayerShape],
         states: StateShape,
         dtype: torch.dtype,
@@ -63,17 +64,17 @@ class NativeForward(FastForward):
         self.gives_hidden = self._hidden is not None
         self._instructions = instructions
         self._memory = memory
-        self._library = library
+        self._run_program, self._functions_at = libraries.kernels.forward, libraries.functions_at
         self._cache_shapes = cache_shapes
         self._dtype = dtype
-        library.forward.argtypes, library.forward.restype = _ARGUMENTS, None
+        self._run_program.argtypes, self._run_program.restype = _ARGUMENTS, None
         self._table = np.zeros((len(instructions), 5), np.int64)
         self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
         self._table_at, self._arguments_at = address(self._table), address(self._arguments)
         self._output_at: list[int] = []
         self._scores, self._scores_at = np.empty(0, np.float32), 0
         self._output, self._layout = Output(), StepLayout(len(cache_shapes), len(states.parts))
-        self._states = NativeStates(states, library) if states.parts else None
+        self._states = NativeStates(states, libraries.kernels) if states.parts else None
         group = program.group
         self._collectives = Collectives(group, self._collect) if group is not None else None
         # Two numbers have one sum; that of more depends on their order, which other ways of summing choose themselves.
@@ -165,10 +166,10 @@ class NativeForward(FastForward):
         for begin, end, layer in [(0, len(self._table), None)] if before_attention is None else self._segments():
             if before_attention is not None and layer is not None:
                 before_attention(layer)
-            self._library.forward(
-                self._layout.address, self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
-                None if collectives is None else collectives.address, self._scores_at, num_scores, num_threads,
-                None if times is None else address(times),
+            self._run_program(
+                self._layout.address, self._functions_at, self._table_at + begin * self._table.strides[0], end - begin,
+                self._arguments_at, None if collectives is None else collectives.address, self._scores_at, num_scores,
+                num_threads, None if times is None else address(times),
             )  # fmt: skip
             if collectives is not None:
                 collectives.end()

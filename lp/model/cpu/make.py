@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch.nn import Linear
 
 from lp.model.causal import CausalModel
 from lp.model.cpu.binding import BoundInstruction, bind
-from lp.model.cpu.build import build
+from lp.model.cpu.build import Libraries, build
 from lp.model.cpu.forward import NativeForward
 from lp.model.cpu.memory import RowMemory
 from lp.model.cpu.source import Source, write
@@ -26,7 +25,7 @@ from lp.model.quantization.parameter import QuantizedParameter
 def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> NativeForward:
     """Raises Inexpressible for a model that has no native form, and CannotBuild if it cannot be compiled here.
 
-    folder: where the compiled library is kept. is_checked: whether the model is known to have one program for any
+    folder: where compiled libraries are kept. is_checked: whether the model is known to have one program for any
     number of rows.
     """
     program, source = _write(model, MORE_ROWS)
@@ -34,9 +33,9 @@ def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> N
         made = pool.submit(_build_and_bind, source, folder)
         if not is_checked:
             _check_general(model, source)
-        library, instructions = made.result()
+        libraries, instructions = made.result()
     memory = RowMemory(source.shared)
-    return NativeForward(program, instructions, memory, library, cache_shapes(program), source.states, model.dtype)
+    return NativeForward(program, instructions, memory, libraries, cache_shapes(program), source.states, model.dtype)
 
 
 def _check_general(model: CausalModel, source: Source) -> None:
@@ -45,14 +44,18 @@ def _check_general(model: CausalModel, source: Source) -> None:
     source: of the first recording.
     """
     _, other = _write(model, FEW_ROWS)
-    if source.text != other.text or len(source.instructions) != len(other.instructions):
+    if (
+        source.functions != other.functions
+        or source.kernels != other.kernels
+        or len(source.instructions) != len(other.instructions)
+    ):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
 
 
-def _build_and_bind(source: Source, folder: Path) -> tuple[ctypes.CDLL, list[BoundInstruction]]:
-    """The library of a source, and its instructions with packed weights. Raises CannotBuild."""
-    library = build(source.text, folder)
-    return library, bind(source, library)
+def _build_and_bind(source: Source, folder: Path) -> tuple[Libraries, list[BoundInstruction]]:
+    """The libraries of a source, and its instructions with packed weights. Raises CannotBuild."""
+    libraries = build(source, folder)
+    return libraries, bind(source, libraries.kernels)
 
 
 def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:

@@ -30,7 +30,7 @@ def kernel_format(format: WeightFormat) -> WeightFormat:
 
 
 def struct(name: str, format: WeightFormat) -> list[str]:
-    """The lines of a format's struct, and of the function that packs its codes."""
+    """The lines of a format's struct."""
     low, high = (8, 0) if format.bits == 8 else (4, format.bits - 4)
     values = format.codebook or ()
     words = [value - format.zero if format.codebook is None else values[value] for value in range(16)]
@@ -51,9 +51,6 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         f"    alignas(64) static constexpr uint16_t UPPER_WORDS[] = {{{_table(upper)}}};",
         "};",
         "}  // namespace",
-        f'extern "C" void pack_{name}(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {{',
-        f"    pack_codes<{name}>(codes, num_panels, num_inputs, out);",
-        "}",
     ]
 
 

@@ -1,4 +1,4 @@
-"""A program as one C++ source and the table by which it is run.
+"""A program as C++ sources and the table by which it is run.
 
 R rows
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lp.model.cpu.emit import Argument, StageWriter
@@ -67,15 +68,24 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Source:
-    """text: C++. instructions: in the order in which they run. shared: values with memory of their own, and the first
-    and last stage that need it. formats: the name of each format's struct. states: of recurrent layers.
+    """functions: C++ of the model's stages. kernels: C++ of what runs them, which models of the same sizes of heads and
+    formats share. formats: of quantised weights, each with the name of its struct. instructions: in the order in which
+    they run. shared: values with memory of their own, and the first and last stage that need it. states: of recurrent
+    layers.
     """
 
-    text: str
+    functions: str
+    kernels: str
+    formats: dict[WeightFormat, str]
     instructions: list[Instruction]
     shared: list[tuple[Value, int, int]]
-    formats: dict[WeightFormat, str]
     states: StateShape
+
+    @property
+    def fixed(self) -> tuple[object, ...]:
+        """What is the same for all steps of a model that has one program."""
+        numbers = [[part for part in one.arguments if isinstance(part, int)] for one in self.instructions]
+        return self.functions, self.kernels, numbers
 
 
 def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
@@ -85,10 +95,11 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     lives = _lives(program, stages)
     shared = {key for key, (_, first, last) in lives.items() if first != last}
     functions: dict[str, int] = {}
-    attentions: dict[str, int] = {}
+    attentions: dict[tuple[int, int], int] = {}
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
     formats = _formats(program)
+    has_tables = any(isinstance(step, Gather) and isinstance(step.table, QuantizedWeight) for step in program.steps)
     layers, states = program.cached_layers, state_shape(program, dtype)
     last_kept = _last_kept(stages) if program.gives_logits else len(stages)  # hidden states: of all rows
     for number, stage in enumerate(stages):
@@ -122,13 +133,11 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 )
             else:
                 assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
-                at = attentions.setdefault(_attention(step), len(attentions))
-                assert isinstance(step.query.source, Value)
-                values = step.query.source, step.query.start, step.query.source.width, step.out
-                own = *values, layers.index(step.layer), step.sinks or 0
-                instructions.append(Instruction(ATTENTION, at, number, is_last, own))
-    text = _text(list(functions), list(attentions), FORMATS[dtype], formats, bool(states.parts))
-    return Source(text, instructions, [lives[key] for key in lives if key in shared], formats, states)
+                at = attentions.setdefault((step.head_dim, step.value_dim), len(attentions))
+                instructions.append(_attention(step, at, number, is_last, layers.index(step.layer)))
+    head = f"#define WEIGHT_FORMAT {FORMATS[dtype]}"
+    texts = _functions(head, list(functions), formats, has_tables), _kernels(head, list(attentions), formats)
+    return Source(*texts, formats, instructions, [lives[key] for key in lives if key in shared], states)
 
 
 def _last_kept(stages: list[Stage]) -> int:
@@ -217,69 +226,69 @@ def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
     return Instruction(COLLECTIVE, number, stage, is_last, (step.x.source, step.out, step.out.width, *sizes))
 
 
-def _attention(step: Attention) -> str:
-    """The text of a call of the kernel."""
+def _attention(step: Attention, kind: int, stage: int, is_last: bool, layer: int) -> Instruction:
+    """kind: the number of the kernel. layer: among those that have keys and values of their own."""
     if step.num_groups > MOST_GROUPS:
         raise Inexpressible(f"attention with {step.num_groups} query heads for each key/value head")
-    how = step.how
-    stride = step.query.strides[0] if step.query.strides else 0
-    return (
-        f"attend<{step.head_dim}, {step.value_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], "
-        f"(const float*)a[5], step, {step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, "
-        f"{how.sliding_window or 0}, {how.chunk_size or 0}, {float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
-    )
+    how, stride = step.how, step.query.strides[0] if step.query.strides else 0
+    sizes = stride, step.num_heads, step.num_groups, _bits(how.scale), how.sliding_window or 0, how.chunk_size or 0
+    arguments = *_placed(step.query), step.out, layer, step.sinks or 0, *sizes, _bits(how.softcap or 0.0)
+    return Instruction(ATTENTION, kind, stage, is_last, arguments)
 
 
-def _text(
-    functions: list[str],
-    attentions: list[str],
-    number_format: int,
-    formats: dict[WeightFormat, str],
-    has_states: bool,
-) -> str:
-    parts = [f"#define WEIGHT_FORMAT {number_format}", '#include "run.h"', ""]
-    if formats:
-        parts += ['#include "quantized.h"', ""]
-    for format, name in formats.items():
-        parts += [*struct(name, format), ""]
+def _bits(value: float) -> int:
+    """A float32 among arguments that are integers."""
+    return int(np.float32(value).view(np.int32))
+
+
+def _functions(head: str, functions: list[str], formats: dict[WeightFormat, str], has_tables: bool) -> str:
+    """The functions of stages, and an array of them. has_tables: whether they look up rows of quantised weights."""
+    parts = [head, '#include "step.h"', '#include "linear.h"', ""]
+    parts += _structs(formats) if has_tables else []
     for number, body in enumerate(functions):
         parts += [
             f"static void function_{number}(const Step& step, const long* a, long first, long last) {{",
             "    for (long r = first; r < last; r++) {", body, "    }", "}", "",
         ]  # fmt: skip
-    for number, call in enumerate(attentions):
-        parts += [
-            f"static void attention_{number}(const Step& step, const long* a, long first, float* room, long thread, "
-            "long num_threads) {", f"    {call}", "}", "",
-        ]  # fmt: skip
     names = ", ".join(f"function_{number}" for number in range(len(functions)))
-    kinds = ", ".join(f"attention_{number}" for number in range(len(attentions)))
+    return "\n".join([
+        *parts,
+        'extern "C" {',
+        f"void (*functions[])(const Step&, const long*, long, long) = {{{names or 'nullptr'}}};",
+        "}", "",
+    ])  # fmt: skip
+
+
+def _kernels(head: str, attentions: list[tuple[int, int]], formats: dict[WeightFormat, str]) -> str:
+    """What runs a program, with the kernels for these sizes of heads and formats."""
+    sizes = ", ".join(f"attend<{head_dim}, {value_dim}>" for head_dim, value_dim in attentions)
     products = ", ".join(f"multiply_quantized<{name}>" for name in formats.values())
     experts = ", ".join(f"multiply_quantized_experts<{name}>" for name in formats.values())
-    parts += [
-        f"static const Function functions[] = {{{names}}};",
-        f"static const Attention attentions[] = {{{kinds}}};",
+    packing = [
+        line
+        for name in formats.values()
+        for line in (
+            f'extern "C" void pack_{name}(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {{',
+            f"    pack_codes<{name}>(codes, num_panels, num_inputs, out);",
+            "}",
+        )
+    ]
+    return "\n".join([
+        head, '#include "run.h"', "", *_structs(formats), *packing, "",
+        f"static const Attention attentions[] = {{{sizes or 'nullptr'}}};",
         f"static const QuantizedProduct quantized[] = {{{products or 'nullptr'}}};",
         f"static const QuantizedProduct quantized_experts[] = {{{experts or 'nullptr'}}};",
         "",
-        'extern "C" long panel() { return PANEL; }',
-        "",
-        'extern "C" void forward(Step* step, const Instruction* program, long num_instructions,',
-        "                        const long* arguments, Group* group, float* room, long room_size,",
-        "                        long num_threads, double* times) {",
+        'extern "C" void forward(Step* step, const Function* functions, const Instruction* program,',
+        "                        long num_instructions, const long* arguments, Group* group, float* room,",
+        "                        long room_size, long num_threads, double* times) {",
         "    lay_out(*step);",
-        "    run_program(*step, program, num_instructions, arguments, functions, attentions, quantized,",
-        "                quantized_experts, group, room, room_size, num_threads, times);",
-        "}",
-        "",
-    ]
-    if has_states:
-        parts += [
-            'extern "C" void replay_rows(const float* before, float* after, const float* left, const long* rows,',
-            "                            long num_rows, long num_heads, long num_key_heads, long key_size, long size,",
-            "                            long num_threads) {",
-            "    replay(before, after, left, rows, num_rows, num_heads, num_key_heads, key_size, size, num_threads);",
-            "}",
-            "",
-        ]
-    return "\n".join(parts)
+        "    run_program(*step, {functions, attentions, quantized, quantized_experts}, program, num_instructions,",
+        "                arguments, group, room, room_size, num_threads, times);",
+        "}", "",
+    ])  # fmt: skip
+
+
+def _structs(formats: dict[WeightFormat, str]) -> list[str]:
+    includes = ['#include "quantized.h"', ""] if formats else []
+    return includes + [line for format, name in formats.items() for line in (*struct(name, format), "")]

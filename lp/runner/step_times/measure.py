@@ -31,6 +31,9 @@ from lp.tree import TokenTree, TreeBuilder, chain
 ROWS = (1, 16, 64, 4, 32, 2, 8, 128, 48, 24, 96, 12, 192, 256)
 # A timing runs this many steps of the same size one after another, and takes the time of the last.
 STEPS_PER_TIMING = 2
+# The sizes that are timed where parts share trees, however slow the machine is: whether a large tree is shared follows
+# from what one costs, and a line through 1 and 16 rows does not show that.
+FEWEST_SHARED = 3
 # If a step of one row is longer, the model is larger than the processor's caches, so what ran before a step does not
 # matter, and a timing is one step.
 LONG_STEP_S = 0.02
@@ -110,7 +113,8 @@ def measure_step_times(
     sizes = [(rows, way) for rows in ROWS if rows <= max(1, min(most_rows, max_length - num_cached)) for way in ways]
     with _stopwatch(runner, vocab_size, max_length, num_cached, effort.is_quick, go_on) as seconds:
         deadline = time.perf_counter() + effort.budget_s
-        timings = dict(_first_rounds(sizes, effort.fewest_sizes * len(ways), effort.first_round_s, seconds, go_on))
+        fewest_sizes = effort.fewest_sizes if runner.num_parts == 1 else max(effort.fewest_sizes, FEWEST_SHARED)
+        timings = dict(_first_rounds(sizes, fewest_sizes * len(ways), effort.first_round_s, seconds, go_on))
         num_rounds = 2
         while num_rounds < most and go_on(num_rounds < fewest or time.perf_counter() < deadline):
             for size, taken in timings.items():

@@ -77,10 +77,11 @@ def test_a_model_is_compiled_once(
 
 
 def test_a_corrupt_library_is_compiled_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = Source("answer", "native", 'extern "C" int answer() { return 42; }', tmp_path, (), "for a test")
-    library = build(source, tmp_path)
+    source = Source("answer", "native", 'extern "C" int answer() { return 42; }', tmp_path, ())
+    (library,) = build([source], tmp_path, "for a test")
     library.write_bytes(b"half of it")
-    assert load_library(build(source, tmp_path)).answer() == 42 and "is corrupt" in caplog.text
+    (again,) = build([source], tmp_path, "for a test")
+    assert load_library(again).answer() == 42 and "is corrupt" in caplog.text
 
 
 def fail(*arguments: object) -> None:

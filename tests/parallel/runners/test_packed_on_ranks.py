@@ -74,7 +74,7 @@ def serve(mesh: Mesh, channel: Channel, axis: str, folders: list[str], mode: Com
         ("pp", OTHERS, 2, CompileMode.off),
         ("tp", ["llama"], 3, CompileMode.off),
         ("pp", ["llama"], 3, CompileMode.on),
-        quick=[("pp", FEW, 2, CompileMode.on)],
+        ("pp", FEW, 2, CompileMode.on),
     ),
 )
 def test_a_mixture_yields_what_each_request_yields_alone(

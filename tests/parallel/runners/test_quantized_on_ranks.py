@@ -116,7 +116,7 @@ def test_the_text_is_that_of_transformers(
 
 @pytest.mark.parametrize(
     ("axes", "tied"),
-    exhaustive_except(itertools.product(SPLIT[:2], [False, True]), ({"pp": 2}, False), quick=[({"tp": 2}, True)]),
+    exhaustive_except(itertools.product(SPLIT[:2], [False, True]), ({"pp": 2}, False), ({"tp": 2}, True)),
     ids=str,
 )
 def test_the_text_of_native_code_is_that_of_transformers(

@@ -10,18 +10,6 @@
 #define ENOUGH_ROWS 2  // for a task, if there are too few for all threads
 #define TURNING 16     // queries that cost as much as turning the keys for them
 
-// Writes one row's keys or values behind its sequence's prefix.
-static inline void keep(bool is_key, long layer, const Step& step, long row, const float* from, long stride,
-                        long num_heads, long size) {
-    const Row& own = step.rows[row];
-    const Sequence& sequence = step.sequences[own.sequence];
-    weight_t* cache = is_key ? step.keys(own.sequence, layer) : step.values(own.sequence, layer);
-    for (long head = 0; head < num_heads; head++) {
-        weight_t* to = cache + (head * sequence.capacity + sequence.length + own.number) * size;
-        for (long d = 0; d < size; d++) to[d] = rounded(from[head * stride + d]);
-    }
-}
-
 template <int KEY_SIZE, int VALUE_SIZE>
 static void attend_task(const Task& task, float* room) {
 #if HAS_MATRIX_UNIT
@@ -52,12 +40,16 @@ struct Chunks {
     }
 };
 
-// The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have. sinks:
-// of all query heads, or null.
+// The share of one of `num_threads` threads: some of the heads and rows, for about as much work as the others have. a: the
+// queries, where they begin in a row, the numbers of a row, the output, the layer, the sinks of all query heads or null,
+// the numbers from one query head to the next, key/value heads, query heads of each, scale, window, chunk size, softcap.
 template <int KEY_SIZE, int VALUE_SIZE>
-static void attend(const float* query, long query_width, long query_stride, float* out, long layer, const float* sinks,
-                   const Step& step, long num_heads, long num_groups, long first, float scale, long window,
-                   long chunk_size, float softcap, float* room, long thread, long num_threads) {
+static void attend(const Step& step, const long* a, long first, float* room, long thread, long num_threads) {
+    const float *query = (const float*)a[0] + a[1], *sinks = (const float*)a[5];
+    const long query_width = a[2], layer = a[4], query_stride = a[6], num_heads = a[7], num_groups = a[8];
+    const long window = a[10], chunk_size = a[11];
+    const float scale = float_of(a[9]), softcap = float_of(a[12]);
+    float* out = (float*)a[3];
     const long most = MOST_QUERIES / num_groups > 0 ? MOST_QUERIES / num_groups : 1;
     const long threads_of_run = (num_threads + step.num_runs - 1) / step.num_runs;
     long whole = 0, done = 0;

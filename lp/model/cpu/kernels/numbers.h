@@ -59,6 +59,14 @@ class FlushSmall {
 #endif
 };
 
+// A float among arguments that are integers.
+static inline float float_of(long bits) {
+    const int32_t lower = bits;
+    float value;
+    memcpy(&value, &lower, sizeof value);
+    return value;
+}
+
 // The C library's fmaxf and fminf are calls, as they ask for NaN.
 static inline float larger(float a, float b) { return a > b ? a : b; }
 static inline float smaller(float a, float b) { return a < b ? a : b; }

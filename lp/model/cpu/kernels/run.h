@@ -23,6 +23,13 @@ typedef void (*Function)(const Step&, const long* arguments, long first, long la
 typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
 typedef void (*QuantizedProduct)(const long* arguments, long first, long last, long thread, long num_threads);
 
+// What instructions name by a number: functions of stages, and kernels by the sizes of heads and formats of weights.
+struct Kernels {
+    const Function* functions;
+    const Attention* attentions;
+    const QuantizedProduct *quantized, *quantized_experts;
+};
+
 // Where threads wait for one another. They spin at first, and let others run if that takes long.
 class Meeting {
    public:
@@ -62,9 +69,9 @@ static const Instruction& next_product(const Instruction* program, long num_inst
     return program[number];
 }
 
-static void run_program(const Step& step, const Instruction* program, long num_instructions, const long* arguments,
-                        const Function* functions, const Attention* attentions, const QuantizedProduct* quantized,
-                        const QuantizedProduct* quantized_experts, Group* group, float* room, long room_size, long most_threads, double* times) {
+static void run_program(const Step& step, const Kernels& kernels, const Instruction* program, long num_instructions,
+                        const long* arguments, Group* group, float* room, long room_size, long most_threads,
+                        double* times) {
     Meeting meeting;
 #pragma omp parallel num_threads(most_threads)
     {
@@ -82,17 +89,17 @@ static void run_program(const Step& step, const Instruction* program, long num_i
             if (times && thread == 0) times[n] = omp_get_wtime();
             if (count == 0) continue;
             if (one.kind == FUNCTION)
-                functions[one.number](step, a, first + count * thread / num_threads,
+                kernels.functions[one.number](step, a, first + count * thread / num_threads,
                                       first + count * (thread + 1) / num_threads);
             else if (one.kind == PRODUCT)
                 multiply(product_of(one, arguments), product_of(next_product(program, num_instructions, n), arguments),
                          first, step.num_rows, thread, num_threads);
             else if (one.kind == ATTENTION)
-                attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+                kernels.attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
             else if (one.kind == QUANTIZED)
-                quantized[one.number](a, first, step.num_rows, thread, num_threads);
+                kernels.quantized[one.number](a, first, step.num_rows, thread, num_threads);
             else if (one.kind == QUANTIZED_EXPERTS)
-                quantized_experts[one.number](a, first, step.num_rows, thread, num_threads);
+                kernels.quantized_experts[one.number](a, first, step.num_rows, thread, num_threads);
             else if (one.kind == EXPERTS)
                 multiply_experts(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == CONVOLUTION)
@@ -111,4 +118,14 @@ static void run_program(const Step& step, const Instruction* program, long num_i
         if (times && thread == 0) times[num_instructions] = omp_get_wtime();
         close_matrix_unit();
     }
+}
+
+extern "C" {
+// Outputs of a product's weight that are packed together.
+long panel() { return PANEL; }
+
+void replay_rows(const float* before, float* after, const float* left, const long* rows, long num_rows, long num_heads,
+                 long num_key_heads, long key_size, long size, long num_threads) {
+    replay(before, after, left, rows, num_rows, num_heads, num_key_heads, key_size, size, num_threads);
+}
 }

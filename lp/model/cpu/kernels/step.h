@@ -142,3 +142,15 @@ static void lay_out(Step& step) {
         if (step.num_parts > 0) lay_out_visits(step.parents + at, one.num_rows, step.visits + at);
     }
 }
+
+// Writes one row's keys or values behind its sequence's prefix.
+static inline void keep(bool is_key, long layer, const Step& step, long row, const float* from, long stride,
+                        long num_heads, long size) {
+    const Row& own = step.rows[row];
+    const Sequence& sequence = step.sequences[own.sequence];
+    weight_t* cache = is_key ? step.keys(own.sequence, layer) : step.values(own.sequence, layer);
+    for (long head = 0; head < num_heads; head++) {
+        weight_t* to = cache + (head * sequence.capacity + sequence.length + own.number) * size;
+        for (long d = 0; d < size; d++) to[d] = rounded(from[head * stride + d]);
+    }
+}

@@ -86,9 +86,10 @@ def test_other_architectures_and_heads_that_share_the_output(
     "settings",
     [
         pytest.param(SAMPLED, id=""),
-        pytest.param(replace(SAMPLED, repetition_penalty=1.2, logprobs=2), id="more", marks=pytest.mark.slow),
+        pytest.param(replace(SAMPLED, repetition_penalty=1.2, logprobs=2), id="more"),
     ],
 )
+@pytest.mark.slow
 def test_a_seed_gives_the_text_of_plain_sampling(engine: Engine, settings: Sampling) -> None:
     for prompt in PROMPTS:
         expected = decode(engine, prompt, Autoregressive(), settings)

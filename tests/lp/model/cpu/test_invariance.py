@@ -21,7 +21,7 @@ METHODS = (Auto(rows=24), Lookahead(5, 4, 5), Jacobi(6), PromptLookup(4, 5))
     ("name", "temperature"),
     slow_except(
         [(name, at) for name in ("llama", "gemma2", "lfm2", "qwen3_5", "bamba") for at in (0.0, 1.0)],
-        ("llama", 1.0), ("gemma2", 1.0), ("qwen3_5", 1.0),
+        ("llama", 1.0), ("qwen3_5", 1.0),
     ),
 )  # fmt: skip
 def test_text_in_bfloat16_is_the_same_for_every_method(

@@ -38,7 +38,6 @@ def random_text(rng: np.random.Generator, length: int) -> list[int]:
         + [(name, "bfloat16", 0.1) for name in NAMES],
         ("lfm2", "float32", 1e-5),
         ("odd_delta_net", "float32", 1e-5),
-        ("bamba", "bfloat16", 0.1),
     ),
 )
 def test_trees_get_the_logits_of_the_eager_layers(name: str, dtype: str, allowed: float, load_both: LoadBoth) -> None:

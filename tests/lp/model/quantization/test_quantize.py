@@ -6,7 +6,7 @@ import logging
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,16 +197,17 @@ def test_kernels_compile_for_processors_that_are_not_here(
     """Without vectors of eight, with AVX-512, and with its pairs of bfloat16 and the matrix unit."""
     sources: list[Source] = []
 
-    def note(source: Source, folder: Path) -> Path:
-        sources.append(source)
-        raise CannotBuild("it is compiled below")
+    def note(given: Sequence[Source], folder: Path, remark: str) -> list[Path]:
+        sources.extend(given)
+        raise CannotBuild("they are compiled below")
 
-    monkeypatch.setattr(build, "build_library", note)
+    monkeypatch.setattr(build, "build_libraries", note)
     settings = ModelSettings(str(checkpoint_folder("llama")), dtype, "cpu", weights=Weights.int4)
     model = load(replace(settings, compile=CompileMode.off)).model
     with pytest.raises(CannotBuild):
         make_native(model, kept)
     flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in sources[0].flags]
     command = [*find_compiler(), *flags, "-fsyntax-only", f"-I{sources[0].headers}", "-x", "c++", "-"]
-    done = subprocess.run(command, input=sources[0].text, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
+    for source in sources:
+        done = subprocess.run(command, input=source.text, capture_output=True, text=True)
+        assert not done.returncode, done.stderr

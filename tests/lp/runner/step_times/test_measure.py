@@ -142,12 +142,16 @@ def test_a_real_model_on_a_slow_core_is_measured_in_four_seconds(machine_of: Mak
     assert machine.now < 4
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_a_program_that_starts_waits_for_a_few_steps_alone(num_parts: int, machine_of: Make) -> None:
+@pytest.mark.parametrize(("num_parts", "sizes", "most_s"), [(1, {1, 16}, 0.3), (2, {1, 16, 64}, 0.9)])
+def test_a_program_that_starts_waits_for_a_few_steps_alone(
+    num_parts: int, sizes: set[int], most_s: float, machine_of: Make
+) -> None:
+    """Where parts share trees, a large one too: whether it is shared follows from its time."""
     machine = machine_of(lambda rows, _: 0.01 + rows * 6e-4)
     machine.num_parts = num_parts
     times = measure_step_times(machine, 300, 4096, most_rows=128, effort=QUICK)
-    assert machine.now < 0.3 * num_parts and len(machine.sequences[0].tokens) == 32
+    assert machine.now < most_s and len(machine.sequences[0].tokens) == 32
+    assert set(machine.sizes) >= sizes
     assert times.rows == ALL_ROWS and times.learnt_at > 0 and times.num_steps == 0
     assert times.seconds == pytest.approx([0.01 + rows * 6e-4 for rows in ALL_ROWS])
 
