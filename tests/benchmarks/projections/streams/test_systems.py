@@ -73,6 +73,13 @@ def test_servers_have_even_shares() -> None:
     assert groups_tokens_per_s(one_rank, 8, 19) == 19 * 5 and sorted(asked) == [2] * 5 + [3] * 3
 
 
+def test_elastic_groups_are_as_large_as_those_of_a_server() -> None:
+    assert [systems.elastic_size(4, streams) for streams in (1, 3, 4, 7, 8, 64)] == [4, 4, 2, 2, 1, 1]
+    names = [system.name for system in systems_on(MACHINE, 4)]
+    assert [systems.group_name(size, 4) for size in (4, 2, 1)] == ["LP", "LP, 2 ranks", "one rank"]
+    assert {"LP", "LP, 2 ranks", "one rank"} < {*names}
+
+
 def test_the_hosts_work_is_added_but_not_the_answers(
     llama: Engine, answers: KnownAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
