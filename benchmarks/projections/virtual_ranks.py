@@ -176,6 +176,7 @@ class VirtualRanks(ForwardRunner):
             start, largest = split.bounds[0], 0
             for place, rank in enumerate(split.replicas):
                 begin, end = split.bounds[place : place + 2]
+                computing_s[rank] += self._compute_missing(rank, step.sequence, start)
                 if place:
                     before = Copy(number, split.replicas[place - 1], rank, start, begin)
                     untimed_s += self._copy_tokens(before, step.sequence)
@@ -195,13 +196,17 @@ class VirtualRanks(ForwardRunner):
         target.append(source.export(copy.begin, copy.end), model.cache_shapes)
         return self._clock() - begin_s
 
+    def _compute_missing(self, rank: int, sequence: Sequence, length: int) -> float:
+        """Computes a few tokens that were not worth a copy. Returns the seconds of that."""
+        begin_s = self._clock()
+        if self.ranks[rank].settled_cache(sequence).length < length:
+            self.ranks[rank].launch([StepInput(sequence, NO_ROWS, length)])()
+        return self._clock() - begin_s
+
     @torch.inference_mode()
     def _compute_part(self, rank: int, sequence: Sequence, begin: int, end: int) -> float:
         """Computes tokens of a split prompt behind those that the rank has. Returns the seconds of that."""
         begin_s, model, cache = self._clock(), self.ranks[rank].model, self.ranks[rank].settled_cache(sequence)
-        if cache.length < begin:  # a few tokens that were not worth a copy
-            self.ranks[rank].launch([StepInput(sequence, NO_ROWS, begin)])()
-            cache = self.ranks[rank].settled_cache(sequence)
         cache.reserve(end - begin)
         if not cache.is_written:
             assert isinstance(cache, ContiguousCache), "an arena's layers are always there"

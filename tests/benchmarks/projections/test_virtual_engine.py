@@ -15,7 +15,10 @@ from lp.model.checkpoint import ModelSettings, load
 from lp.step_cost import Extras, StepTimes
 from lp.tree import chain
 from parallel.sharding.tensor import read_sharded
+from tests.parallel.runners.native import load_native, native
 from tests.slow import slow_except
+
+__all__ = ["native"]
 
 PROMPTS = [[(3 + 7 * i) % 41 + 2 for i in range(20)], [(5 + 3 * i) % 37 + 2 for i in range(30)]]
 COMMUNICATION = CommunicationTimes(exchange_s=0.5, collective_s=0.01)
@@ -52,10 +55,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_its_communication() -> Non
     assert clock() - begin == pytest.approx(-(3 + 2 + 4) + 3.5 + 0.5 + 7 * 0.01, abs=0.01)
 
 
-def test_played_ranks_split_a_long_prompt_and_are_charged_for_copies(checkpoint_folder: Callable[[str], Path]) -> None:
-    checkpoint = load(ModelSettings(str(checkpoint_folder("llama")), device="cpu"))
-    if not checkpoint.model.runs_by_layer:
-        pytest.skip("prompts are split by the native forward alone")
+def test_played_ranks_split_a_long_prompt_and_are_charged_for_copies(native: Callable[..., str]) -> None:
+    checkpoint = load_native(native("llama"), "float32")
     checkpoint.model.forward(chain([1]), checkpoint.model.make_cache(1), num_logits=1)  # shows the shapes of its caches
     steps = list[PlayedStep]()
     runner = VirtualRanks(checkpoint.model, 3, steps.append)
