@@ -1,4 +1,4 @@
-"""Projects many streams on several ranks: LP, DP, elastic groups and TP side by side, on this machine and GPUs.
+"""Projects many streams on several ranks: LP, DP, elastic groups and TP, on this machine and GPUs.
 
     python -m benchmarks.projections.load --prompts FOLDER --machines here,h100
     python -m benchmarks.projections.load --prompts FOLDER --ranks 4 --machines here --streams 1,2,4,16,64
