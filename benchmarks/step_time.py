@@ -30,7 +30,7 @@ from benchmarks.projections.rank_cost import share_of
 from benchmarks.shared.exchange_timing import ExchangeCost, ExchangePlan, measure_exchanges
 from benchmarks.shared.filled_cache import fill_cache
 from benchmarks.shared.inputs import find_model, read_prompts
-from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.options import add_output, add_stored, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.shared.shapes import SHAPES, describe_shape
 from benchmarks.steps.forward_parts import ForwardParts, measure_parts
@@ -116,6 +116,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens", type=int, default=128, help="new tokens for each prompt (default %(default)s)"
     )
+    add_stored(parser)
     add_output(parser)
     arguments = parse(parser)
     if min(arguments.rounds, arguments.ranks) < 1:
@@ -127,7 +128,8 @@ def open_model(arguments: argparse.Namespace) -> AbstractContextManager[tuple[Ch
     """The model to measure, and a folder for its compiled code."""
     num_positions = arguments.cached[-1] + arguments.rows[-1]
     if arguments.config is None:
-        folder = unpacked_folder(find_model(arguments.model))
+        found = find_model(arguments.model)
+        folder = found if arguments.stored else unpacked_folder(found)
         return load_measured(folder, arguments.dtype, arguments.device, num_positions)
     num_cached = sum(arguments.cached) + len(arguments.cached) * arguments.rows[-1]
     num_compiled = len(arguments.attention) + (not arguments.no_parts) if "on" in arguments.compile else 0
