@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks.projections.network import EXCHANGE_US
 from benchmarks.projections.rank_cost import share_of
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.exchange_timing import ExchangeCost, ExchangePlan, measure_exchanges
 from benchmarks.shared.filled_cache import fill_cache
 from benchmarks.shared.inputs import find_model, read_prompts
@@ -37,7 +38,7 @@ from benchmarks.steps.forward_parts import ForwardParts, measure_parts
 from benchmarks.steps.host_work import HostWork, measure_host_work
 from benchmarks.steps.machine_rates import RateGauge
 from benchmarks.steps.measured_model import load_measured, make_measured
-from benchmarks.steps.step_curve import fastest_variant, largest_part, make_tree, measure_curve
+from benchmarks.steps.step_curve import fastest_variant, make_tree, measure_curve
 from benchmarks.steps.step_floor import StepFloor
 from benchmarks.steps.step_time_report import SharedSteps, StepTimeResults, describe, plot
 from benchmarks.steps.variants import ModelVariant, make_variant, with_marks

@@ -35,10 +35,10 @@ from benchmarks.projections.kernel_costs import (
     unfused,
 )
 from benchmarks.projections.network import EXCHANGE_US
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from benchmarks.shared.shapes import SHAPES, make_config
-from benchmarks.steps.step_curve import largest_part
 from lp.model.gpu.plan import Instruction
 from lp.model.quantization.quantize import Weights
 

@@ -10,9 +10,8 @@ from benchmarks.shared.report import progress
 from benchmarks.steps.machine_rates import MachineRates, RateGauge, time_once
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
-from lp.runner.step_times.measure import ACCEPTED, bushy_tree
+from lp.runner.step_times.measure import bushy_tree
 from lp.tree import TokenTree
-from parallel.runners.partition import partition
 
 # Forwards that are timed in a row, after one that is not: in a generation, steps also follow similar steps.
 TIMED = 2
@@ -74,16 +73,6 @@ def time_forwards(model: CausalModel, cache: KVCache, num_rows: int, num_timed: 
 
 def make_tree(model: CausalModel, num_rows: int) -> TokenTree:
     return bushy_tree(1, num_rows, model.vocab_size)
-
-
-def largest_part(num_rows: int, num_ranks: int) -> int:
-    """The rows of the rank with the most, if ranks share a step of so many rows.
-
-    Besides its part of the tree it computes accepted tokens that another rank computed in the step before.
-    """
-    if num_ranks == 1:
-        return num_rows
-    return ACCEPTED + max(map(len, partition(bushy_tree(1, num_rows, num_rows), num_ranks)))
 
 
 def fastest_variant(points: list[StepTimeSample]) -> str:

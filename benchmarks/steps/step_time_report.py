@@ -7,12 +7,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.exchange_timing import ExchangeCost
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table
 from benchmarks.steps.forward_parts import ForwardParts
 from benchmarks.steps.host_work import ANSWERS, FORWARD, HostWork
-from benchmarks.steps.step_curve import StepTimeSample, largest_part
+from benchmarks.steps.step_curve import StepTimeSample
 from benchmarks.steps.step_floor import StepFloor
 
 # Numbers of rows whose time is compared with that of one row.
