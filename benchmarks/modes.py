@@ -49,6 +49,7 @@ from lp.model.checkpoint import DTYPES, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
+from lp.runner.step_times.measure import StepTimesSource
 from lp.statistics import Statistics
 from parallel.build import check
 from parallel.mesh import Mode, ParallelSettings
@@ -228,6 +229,10 @@ def parse_arguments() -> argparse.Namespace:
         "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
         help="modelled: of a sum over the ranks of tp (default %(default)g, as measured)",
     )  # fmt: skip
+    parser.add_argument(
+        "--step-times", default=StepTimesSource.measure.value, choices=[one.value for one in StepTimesSource],
+        help="of real ranks; auto knows only small trees at first (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--name", default="", help="of the result files, behind the ranks")
     add_stored(parser)
     add_output(parser)
@@ -352,7 +357,8 @@ def opened(layout: Layout, rank: int, port: int, arguments: dict[str, Any]) -> I
         times = CommunicationTimes(arguments["exchange_us"] * 1e-6, arguments["collective_us"] * 1e-6)
         yield virtual_engine(model, layout.degrees.get("lp", 1), layout.tp_degree, times)
         return
-    with assembled(EngineSettings(model), layout.settings, rank, layout.ranks, port) as engine:
+    settings = EngineSettings(model, step_times=StepTimesSource(arguments["step_times"]))
+    with assembled(settings, layout.settings, rank, layout.ranks, port) as engine:
         yield engine, time.perf_counter
 
 
