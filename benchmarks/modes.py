@@ -2,17 +2,21 @@
 
     python -m benchmarks.modes --prompts FOLDER
     python -m benchmarks.modes --dtype float32 --ranks 2,4 --streams 1,4,32 --prompt-tokens 547,2000 --rounds 5
+    python -m benchmarks.modes --clocks modelled --ranks 2,4,8 --modes lp --streams 1 --texts 4
+        --methods autoregressive lookahead:15,5,15 prompt_lookup:5,15
 
 Every rank has one core; one rank with a thread on each core is measured as well. All of them stay loaded, and each
 round measures one after the other, so that a change of the machine's speed affects all. Decoding is timed while all
-streams decode, with their prompts behind them. Shown are medians over the rounds, as ratios to one rank on one core.
+streams decode, with their prompts behind them. Shown are medians over the rounds, as ratios to one rank on one core
+with the same method and with plain decoding.
 
 Ranks beyond the machine's cores run for their texts only. Their speed is modelled, as that of the others is besides, by
 a virtual clock over measured parts (benchmarks/projections/virtual_engine.py): one process on one core decodes the same
 texts, takes the processor time of each rank's part, and charges a step its slowest part and its communication. For pp
 the time of a step is that of one rank: with N batches under way, each of 1/N of the streams, every stage is busy, and a
 token of each stream takes as long as one rank takes for a step of 1/N of the streams. The model gives each rank a
-memory of its own, which cores of one machine do not have.
+memory of its own, which cores of one machine do not have. With `--clocks modelled` no real ranks run, and all figures
+are of processor time, which other programs do not lengthen much.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ import argparse
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,23 +42,30 @@ from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
 from benchmarks.shared.options import add_output, add_stored, ascending_numbers, make_parser, parse
 from benchmarks.shared.ranks import WAIT_S, Work, ask, assembled, take_core, waiting_ranks
-from benchmarks.shared.report import bullets, markdown_table, publish
-from lp import Auto, Autoregressive, Engine, Sampling, Stopping
+from benchmarks.shared.report import bullets, markdown_table, progress, publish
+from lp import Auto, Autoregressive, Engine, Lookahead, PromptLookup, Sampling, Stopping
 from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import DTYPES, ModelSettings
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
+from lp.runner.step_times.measure import StepTimesSource
+from lp.statistics import Statistics
 from parallel.build import check
 from parallel.mesh import Mode, ParallelSettings
 
-METHODS: dict[str, DecodingMethod] = {"autoregressive": Autoregressive(), "auto": Auto()}
+# Plain decoding, with whose speed that of the other methods is compared.
+PLAIN = "autoregressive"
+KINDS: dict[str, type[DecodingMethod]] = {
+    PLAIN: Autoregressive, "auto": Auto, "lookahead": Lookahead, "prompt_lookup": PromptLookup
+}  # fmt: skip
+MEASURED, MODELLED = "measured", "modelled"
+# What precedes work that does not count.
+WARM_UP: Work = ("warm up",)
 ALONE = "one rank"
 # Tensor-parallel ranks of a group that computes a part of every tree.
 GROUP = 2
 MODES = ("lp", "tp", "pp", "lpxtp")
-# Tokens of a prompt that streams continue: the end of it.
-MOST_PROMPT = 100
 
 
 @dataclass(frozen=True)
@@ -87,26 +98,53 @@ class Layout:
         return 1 if self.is_modelled else self.ranks
 
 
-class Layouts(NamedTuple):
+@dataclass
+class Layouts:
     """timed: real ranks, one rank on one core first. crowded: more real ranks than cores, of which only texts count.
-    modelled: played ranks, a single one first. refused: why the model cannot be split, for each layout that is left
-    out.
+    modelled: played ranks, a single one first. names: of all with several ranks. refused: why the model cannot be
+    split, for each layout that is left out.
     """
 
-    timed: list[Layout]
-    crowded: list[Layout]
-    modelled: list[Layout]
-    refused: list[str]
+    timed: list[Layout] = field(default_factory=list)
+    crowded: list[Layout] = field(default_factory=list)
+    modelled: list[Layout] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
-    def named(self, name: str) -> Layout | None:
-        return next((layout for layout in self.timed if layout.name == name), None)
+    @property
+    def running(self) -> list[Layout]:
+        """Returns the layouts that take turns; the first is one rank on one core."""
+        return [*self.timed, *self.modelled]
 
 
-class Decoded(NamedTuple):
-    """What some streams have done together. rate: tokens a second of all of them, while all decode. texts: tokens."""
+@dataclass
+class Decoded:
+    """What streams have done together while all of them decoded.
 
-    rate: float
-    texts: list[list[int]]
+    tokens: of all streams. steps, rows: of each stream, added up. texts: all tokens of each stream.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    texts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Returns the tokens a second of all streams."""
+        return self.tokens / self.seconds
+
+    @staticmethod
+    def sum(parts: Sequence[Decoded]) -> Decoded:
+        """What was done one after another."""
+        return Decoded(
+            sum(one.tokens for one in parts),
+            sum(one.seconds for one in parts),
+            sum(one.steps for one in parts),
+            sum(one.rows for one in parts),
+            [text for one in parts for text in one.texts],
+        )
 
 
 def main() -> None:
@@ -115,23 +153,26 @@ def main() -> None:
     found = Found(layouts, arguments)
     for layout in layouts.crowded:
         with started(layout, arguments) as group:
-            for work in works(arguments, layout):
+            for work in progress(works(arguments, layout), f"texts of {layout.name}", "work"):
                 found.note(key_of(layout), work, ask(group, work))
-    running = [*layouts.timed, *layouts.modelled]
     with ExitStack() as stack:
-        groups = [(layout, stack.enter_context(started(layout, arguments))) for layout in running]
-        for number in range(arguments.rounds + 1):  # in the first one, memory is made and drafts are learnt
-            print(f"round {number} of {arguments.rounds}" if number else "warming up", flush=True)
-            for work in works(arguments, running[0]):
-                for layout, group in groups:
-                    if work in works(arguments, layout):
-                        answer = ask(group, work)
-                        if number:
-                            found.note(key_of(layout), work, answer)
+        groups = [(layout, stack.enter_context(started(layout, arguments))) for layout in layouts.running]
+        turns = [
+            (layout, group, work)
+            for work in works(arguments, layouts.running[0])
+            for layout, group in groups
+            if work in works(arguments, layout)
+        ]
+        for _, group, work in progress(turns, "warming up", "work"):  # memory is made and drafts are learnt
+            ask(group, WARM_UP + work)
+        for layout, group, work in progress(turns * arguments.rounds, "measuring", "work"):
+            found.note(key_of(layout), work, ask(group, work))
     name = Path(arguments.model).name.removesuffix(".gguf")
+    stored, only = "-stored" * arguments.stored, "" if len(arguments.clocks) > 1 else f"-{arguments.clocks[0]}"
     publish(
         arguments.output,
-        f"modes-{name}-{arguments.dtype}{'-stored' * arguments.stored}-{'-'.join(map(str, arguments.ranks))}-ranks",
+        f"modes-{name}-{arguments.dtype}{stored}-{'-'.join(map(str, arguments.ranks))}-ranks"
+        f"{only}{'-' * bool(arguments.name)}{arguments.name}",
         f"Modes of parallelism on {' and '.join(map(str, arguments.ranks))} ranks: {name}, {arguments.dtype}",
         found.describe(),
         found.to_json(),
@@ -158,7 +199,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--modes", default=",".join(MODES), help="with commas between them; lpxtp is lp over tp=2 (default %(default)s)"
     )
+    parser.add_argument(
+        "--methods", type=read_method, nargs="+", default=[read_method(PLAIN), read_method("auto")], metavar="METHOD",
+        help="autoregressive, which others are compared with; auto; lookahead:W,N,G; or prompt_lookup:N,G "
+        "(default: autoregressive auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clocks", nargs="+", default=[MEASURED, MODELLED], choices=[MEASURED, MODELLED],
+        help="real ranks, or played ones on a virtual clock (default: both)",
+    )  # fmt: skip
     parser.add_argument("--streams", type=ascending_numbers, default=[1, 2, 4], help="texts at once (default 1,2,4)")
+    parser.add_argument(
+        "--texts", type=int, default=1, help="decoded in all, one for each stream at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--longest-prompt", type=int, default=100, metavar="TOKENS", help="its end is continued (default %(default)s)"
+    )
     parser.add_argument(
         "--prompt-tokens", type=ascending_numbers, default=[547], help="prompts that are timed (default 547)"
     )
@@ -173,12 +229,17 @@ def parse_arguments() -> argparse.Namespace:
         "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
         help="modelled: of a sum over the ranks of tp (default %(default)g, as measured)",
     )  # fmt: skip
+    parser.add_argument(
+        "--step-times", default=StepTimesSource.measure.value, choices=[one.value for one in StepTimesSource],
+        help="of real ranks; auto knows only small trees at first (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--name", default="", help="of the result files, behind the ranks")
     add_stored(parser)
     add_output(parser)
     arguments = parse(parser)
-    if arguments.ranks[0] < 2 or arguments.rounds < 1:
-        parser.error("--ranks must be at least 2 and --rounds at least 1")
-    arguments.modes = arguments.modes.split(",")
+    if arguments.ranks[0] < 2 or min(arguments.rounds, arguments.texts, arguments.longest_prompt) < 1:
+        parser.error("--ranks must be at least 2, and --rounds, --texts and --longest-prompt at least 1")
+    arguments.methods, arguments.modes = dict(arguments.methods), arguments.modes.split(",")
     if unknown := sorted(set(arguments.modes) - set(MODES)):
         parser.error(f"--modes {unknown[0]} is unknown; use {', '.join(MODES)}")
     arguments.model = find_model(arguments.model)
@@ -187,12 +248,27 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def read_method(text: str) -> tuple[str, DecodingMethod]:
+    """Reads a method and its first settings, like lookahead:15,5,15, and its name: the type of an option."""
+    name, _, numbers = text.partition(":")
+    settings = numbers.split(",") if numbers else []
+    if name not in KINDS or not all(number.isdecimal() for number in settings):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KINDS)}, or its settings are no numbers")
+    try:
+        method = KINDS[name](*map(int, settings))
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} has too many settings") from None
+    return f"{name} ({', '.join(settings)})" if settings else name, method
+
+
 def make_layouts(arguments: argparse.Namespace) -> Layouts:
     """All layouts that the model can have."""
     num_cores = len(os.sched_getaffinity(0))
-    threads = Layout(f"one rank, {num_cores} threads", threads=num_cores)
-    alone = Layout(ALONE)
-    found = Layouts([alone, *[threads][: num_cores - 1]], [], [replace(alone, is_modelled=True)], [])
+    found, alone = Layouts(), Layout(ALONE)
+    if MEASURED in arguments.clocks:
+        found.timed += [alone, Layout(f"{ALONE}, {num_cores} threads", threads=num_cores)][:num_cores]
+    if MODELLED in arguments.clocks:
+        found.modelled.append(replace(alone, is_modelled=True))
     config = read_checkpoint_info(arguments.model).config
     for ranks in arguments.ranks:
         for mode in arguments.modes:
@@ -204,8 +280,10 @@ def make_layouts(arguments: argparse.Namespace) -> Layouts:
             except ValueError as error:
                 found.refused.append(f"{layout.name} is left out: {error}")
                 continue
-            (found.crowded if is_crowded(layout) else found.timed).append(layout)
-            if mode != "pp":
+            found.names.append(layout.name)
+            if MEASURED in arguments.clocks:
+                (found.crowded if is_crowded(layout) else found.timed).append(layout)
+            if MODELLED in arguments.clocks and mode != "pp":
                 found.modelled.append(replace(layout, is_modelled=True))
     return found
 
@@ -229,11 +307,13 @@ def works(arguments: argparse.Namespace, layout: Layout) -> list[Work]:
     than cores, and by played ranks that hold the whole model each, since each of them would read all of a prompt.
     """
     streams = set(arguments.streams)
-    if layout.name == ALONE:
+    if layout.name == ALONE and "pp" in arguments.modes:
         streams |= {-(-number // ranks) for number in arguments.streams for ranks in arguments.ranks}
-    decoded: list[Work] = [("decode", method, number) for method in METHODS for number in sorted(streams)]
+    decoded: list[Work] = [("decode", method, number) for method in arguments.methods for number in sorted(streams)]
     if is_crowded(layout) or (layout.is_modelled and layout.degrees.get("lp", 1) > layout.tp_degree == 1):
         return decoded
+    if arguments.clocks == [MODELLED] and {"tp", "lpxtp"}.isdisjoint(arguments.modes):
+        return decoded  # no other ranks read a prompt
     return decoded + [("prompt", number) for number in arguments.prompt_tokens]
 
 
@@ -260,9 +340,10 @@ def run_rank(connection: Connection, rank: int, port: int, layout: Layout, argum
         while (work := connection.recv())[0] != "end":
             match work:
                 case ("decode", method, streams):
-                    length = arguments["max_new_tokens"]
-                    connection.send(decode(engine, prompts, METHODS[method], streams, length, clock))
-                case ("prompt", tokens):
+                    connection.send(decode_all(engine, prompts, method, streams, arguments, clock))
+                case ("warm up", "decode", method, streams):
+                    connection.send(decode_all(engine, prompts, method, streams, {**arguments, "texts": 1}, clock))
+                case ("prompt", tokens) | ("warm up", "prompt", tokens):
                     connection.send(read_prompt(engine, prompts, tokens, clock))
                 case _:
                     connection.send(None)
@@ -276,7 +357,8 @@ def opened(layout: Layout, rank: int, port: int, arguments: dict[str, Any]) -> I
         times = CommunicationTimes(arguments["exchange_us"] * 1e-6, arguments["collective_us"] * 1e-6)
         yield virtual_engine(model, layout.degrees.get("lp", 1), layout.tp_degree, times)
         return
-    with assembled(EngineSettings(model), layout.settings, rank, layout.ranks, port) as engine:
+    settings = EngineSettings(model, step_times=StepTimesSource(arguments["step_times"]))
+    with assembled(settings, layout.settings, rank, layout.ranks, port) as engine:
         yield engine, time.perf_counter
 
 
@@ -285,30 +367,46 @@ def encode_prompts(engine: Engine, folder: Path | None) -> list[list[int]]:
     return [tokenizer.encode(prompt.for_model(tokenizer)) for prompt in read_categories(folder, 64)]
 
 
+def decode_all(
+    engine: Engine, prompts: list[list[int]], method: str, streams: int, arguments: dict[str, Any], clock: Clock
+) -> Decoded:
+    """Decodes all texts, so many at once."""
+    num_texts = -(-arguments["texts"] // streams) * streams
+    ends = [prompts[number * len(prompts) // num_texts][-arguments["longest_prompt"] :] for number in range(num_texts)]
+    groups = [ends[first : first + streams] for first in range(0, num_texts, streams)]
+    decoding, length = arguments["methods"][method], arguments["max_new_tokens"]
+    return Decoded.sum([decode(engine, group, decoding, length, clock) for group in groups])
+
+
 def decode(
-    engine: Engine, prompts: list[list[int]], method: DecodingMethod, streams: int, max_new_tokens: int, clock: Clock
+    engine: Engine, prompts: list[list[int]], method: DecodingMethod, max_new_tokens: int, clock: Clock
 ) -> Decoded:
     """Decodes texts side by side. They are timed from where all have begun, for as many tokens as are wanted of all."""
     stopping, sampling = Stopping(ignore_eos=True), Sampling(temperature=0.0, seed=0)
     texts: dict[str, list[int]] = {}
-    for number in range(streams):
-        prompt = prompts[number * len(prompts) // streams][-MOST_PROMPT:]
+    for number, prompt in enumerate(prompts):
         request = engine.request_builder.build(prompt, method, sampling, stopping, request_id=str(number))
         texts[request.id] = []
         engine.add_request(request)
-    began, first, done = 0.0, 0, 0
-    while not began or done - first < streams * max_new_tokens:  # the ranks end in the same step
-        for output in engine.step():
+    begin, found, stats = 0.0, Decoded(), dict[str, Statistics]()
+    while found.tokens < len(prompts) * max_new_tokens:  # the ranks end in the same step
+        outputs = engine.step()
+        for output in outputs:
             texts[output.request_id] += output.tokens
-        done = sum(map(len, texts.values()))
-        if not began and all(texts.values()):
-            began, first = clock(), done
-    rate = (done - first) / (clock() - began)
+            stats[output.request_id] = output.stats
+        if begin:
+            found.tokens += sum(len(output.tokens) for output in outputs)
+            found.steps += len(outputs)
+        elif all(texts.values()):
+            begin, found.rows = clock(), -sum(one.rows for one in stats.values())
+    found.seconds = clock() - begin
+    found.rows += sum(one.rows for one in stats.values())
+    found.texts = [text[:max_new_tokens] for text in texts.values()]
     for name in texts:
         engine.abort(name)
     while not engine.is_idle:
         engine.step()
-    return Decoded(rate, [text[:max_new_tokens] for text in texts.values()])
+    return found
 
 
 def read_prompt(engine: Engine, prompts: list[list[int]], tokens: int, clock: Clock) -> float:
@@ -329,44 +427,57 @@ class Found:
 
     def __init__(self, layouts: Layouts, arguments: argparse.Namespace) -> None:
         self._layouts, self._arguments = layouts, arguments
-        self._rates: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+        self._decoded: dict[tuple[str, str, int], list[Decoded]] = defaultdict(list)
         self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._texts: dict[tuple[str, int], dict[str, list[list[int]]]] = defaultdict(dict)
+        self._base = key_of(layouts.running[0])
 
     def note(self, layout: str, work: Work, answer: Any) -> None:
         match work:
             case ("decode", method, streams):
-                self._rates[layout, method, streams].append(answer.rate)
-                self._texts[method, streams][layout] = answer.texts
+                self._decoded[layout, method, streams].append(answer)
             case ("prompt", tokens):
                 self._seconds[layout, tokens].append(answer)
 
     def describe(self) -> str:
+        arguments, parts = self._arguments, list[str]()
         notes = [
-            f"Tokens a second of all streams, over those of one rank on one core. Medians of {self._arguments.rounds} "
-            "rounds.",
-            "Measured: real ranks, each on a core of its own, which share one memory.",
-            "Modelled: one process on one core plays the ranks, takes the processor time of each rank's part of every "
-            f"step, and counts the slowest part. An exchange of all ranks costs {self._arguments.exchange_us:g} us, a "
-            f"sum over tp {self._arguments.collective_us:g} us, as measured. Each rank has its own memory. Answers "
-            "are those of one rank, which is played as well.",
-            "Modelled, pp: a token of each of S streams takes as long as one rank takes for a step of S/N streams.",
-            *self._layouts.refused,
+            "Tokens a second of all streams, over those of one rank on one core. Medians of rounds: "
+            f"{arguments.rounds}.",
+            f"Texts: {arguments.texts}, or one for each stream if these are more; {arguments.max_new_tokens} new "
+            f"tokens each, also beyond the end of an answer, after the last {arguments.longest_prompt} tokens of a "
+            "prompt.",
         ]
-        return "\n\n".join(
-            [
-                bullets(notes), "## Measured", self._measured(), "## Modelled", self._modelled(), "## Texts",
-                self._compared(), "## Time to the first token of a prompt", self._prompts(),
+        if MEASURED in arguments.clocks:
+            notes.append("Measured: real ranks, each on a core of its own, which share one memory.")
+            parts += [
+                "## Measured",
+                *self._speeds(ALONE, [one.name for one in self._layouts.timed[1:]], self._measured),
             ]
-        )  # fmt: skip
+        if MODELLED in arguments.clocks:
+            notes.append(
+                "Modelled: one process on one core plays the ranks, takes the processor time of each rank's part of "
+                f"every step, and counts the slowest part. An exchange of all ranks costs {arguments.exchange_us:g} "
+                f"us, a sum over tp {arguments.collective_us:g} us, as measured. Each rank has its own memory. Answers "
+                "are those of one rank, which is played as well."
+            )
+            if "pp" in arguments.modes:
+                notes.append(
+                    "Modelled, pp: a token of each of S streams takes as long as one rank takes for a step of S/N "
+                    "streams."
+                )
+            parts += ["## Modelled", *self._speeds(modelled(ALONE), self._layouts.names, self._modelled)]
+        parts += ["## Tokens and rows of a stream's step", self._steps(), "## Texts", self._compared()]
+        if self._seconds:
+            parts += ["## Time to the first token of a prompt", self._prompts()]
+        return "\n\n".join([bullets([*notes, *self._layouts.refused]), *parts])
 
     def _rate(self, layout: str, method: str, streams: int) -> float:
-        return median(self._rates[layout, method, streams])
+        return median(one.rate for one in self._decoded[layout, method, streams])
 
-    def _measured_ratio(self, layout: str, method: str, streams: int) -> float:
+    def _measured(self, layout: str, method: str, streams: int) -> float:
         return self._rate(layout, method, streams) / self._rate(ALONE, method, streams)
 
-    def _modelled_ratio(self, layout: str, method: str, streams: int) -> float:
+    def _modelled(self, layout: str, method: str, streams: int) -> float:
         alone = partial(self._rate, modelled(ALONE), method)
         if (ranks := layout.removeprefix("pp=")) != layout:
             batch = -(-streams // int(ranks))
@@ -374,65 +485,68 @@ class Found:
         return self._rate(modelled(layout), method, streams) / alone(streams)
 
     def _decodings(self) -> list[tuple[str, int]]:
-        return [(method, streams) for method in METHODS for streams in self._arguments.streams]
+        return [(method, streams) for method in self._arguments.methods for streams in self._arguments.streams]
 
-    def _measured(self) -> str:
-        names = [layout.name for layout in self._layouts.timed[1:]]
-        rows = [
-            (
-                method, str(streams), f"{self._rate(ALONE, method, streams):.0f}",
-                *(f"{self._measured_ratio(name, method, streams):.2f}x" for name in names),
-            )
-            for method, streams in self._decodings()
-        ]  # fmt: skip
-        return markdown_table(["method", "streams", f"{ALONE}, tokens/s", *names], rows)
+    def _speeds(self, alone: str, names: Sequence[str], ratio: Callable[[str, str, int], float]) -> list[str]:
+        """Tables of speeds over one rank with the same method, and over plain decoding on one rank.
 
-    def _modelled(self) -> str:
-        """The model's figures, each with the measured one where there is one."""
-        names = [layout.name for ranks in self._arguments.ranks for layout in self._all_of(ranks)]
+        alone: the name under which one rank's figures are kept. ratio: gives the former.
+        """
+        own, over_plain = [], []
+        for method, streams in self._decodings():
+            rate, ratios = self._rate(alone, method, streams), [ratio(name, method, streams) for name in names]
+            own.append((method, streams, f"{rate:.1f}", *(f"{one:.2f}x" for one in ratios)))
+            if method != PLAIN and PLAIN in self._arguments.methods:
+                gain = rate / self._rate(alone, PLAIN, streams)
+                over_plain.append((method, streams, *(f"{gain * one:.2f}x" for one in (1, *ratios))))
+        columns = ["method", "streams", f"{ALONE}, tokens/s", *names]
+        parts = ["Over one rank with the same method:", markdown_table(columns, own)]
+        if over_plain:
+            columns = ["method", "streams", ALONE, *names]
+            parts += ["Over plain decoding on one rank:", markdown_table(columns, over_plain)]
+        return parts
+
+    def _steps(self) -> str:
+        keys = list(dict.fromkeys(key for key, _, _ in self._decoded))
         rows = []
         for method, streams in self._decodings():
-            cells = []
-            for name in names:
-                cells.append(f"{self._modelled_ratio(name, method, streams):.2f}x")
-                if self._layouts.named(name):
-                    cells[-1] += f" ({self._measured_ratio(name, method, streams):.2f}x)"
-            rows.append((method, str(streams), *cells))
-        return "Modelled, and in brackets measured:\n\n" + markdown_table(["method", "streams", *names], rows)
-
-    def _all_of(self, ranks: int) -> list[Layout]:
-        return [one for one in [*self._layouts.timed, *self._layouts.crowded] if one.ranks == ranks]
+            totals = [Decoded.sum(self._decoded[key, method, streams]) for key in keys]
+            cells = [f"{one.tokens / one.steps:.2f} ({one.rows / one.steps:.0f})" for one in totals]
+            rows.append((method, streams, *cells))
+        return "Tokens, and rows in brackets:\n\n" + markdown_table(["method", "streams", *keys], rows)
 
     def _compared(self) -> str:
-        layouts = [*self._layouts.timed[1:], *self._layouts.crowded]
-        rows = [
-            (layout.name, *(self._num_same(layout.name, *decoding) for decoding in self._decodings()))
-            for layout in layouts
-        ]
+        layouts = [key_of(one) for one in [*self._layouts.running[1:], *self._layouts.crowded]]
+        rows = [(one, *(self._num_same(one, *decoding) for decoding in self._decodings())) for one in layouts]
         columns = [f"{method}, {streams}" for method, streams in self._decodings()]
         return "How many texts are those of one rank:\n\n" + markdown_table(["ranks", *columns], rows)
 
     def _num_same(self, layout: str, method: str, streams: int) -> str:
         """How many texts are those of one rank, as far as both go: some streams get ahead of others."""
-        found = self._texts[method, streams]
-        pairs = [zip(*pair, strict=False) for pair in zip(found[layout], found[ALONE], strict=True)]
-        return f"{sum(all(one == other for one, other in pair) for pair in pairs)}/{streams}"
+        own, base = (self._decoded[key, method, streams][-1].texts for key in (layout, self._base))
+        pairs = [zip(*pair, strict=False) for pair in zip(own, base, strict=True)]
+        return f"{sum(all(one == other for one, other in pair) for pair in pairs)}/{len(own)}"
 
     def _prompts(self) -> str:
-        real = [layout.name for layout in self._layouts.timed[1:]]
-        played = [layout.name for layout in self._layouts.modelled if layout.tp_degree > 1]
+        keys, played = list(dict.fromkeys(key for key, _ in self._seconds)), map(key_of, self._layouts.modelled)
+        alone = {key: ALONE for key in keys} | dict.fromkeys(played, modelled(ALONE))
         rows = []
         for tokens in self._arguments.prompt_tokens:
-            seconds = {name: median(taken) for (name, number), taken in self._seconds.items() if number == tokens}
-            cells = [f"{seconds[ALONE] / seconds[name]:.2f}x" for name in real]
-            cells += [f"{seconds[modelled(ALONE)] / seconds[modelled(name)]:.2f}x" for name in played]
-            rows.append((f"{tokens:,}", f"{1000 * seconds[ALONE]:.0f}", *cells))
-        columns = ["prompt tokens", f"{ALONE}, ms", *real, *map(modelled, played)]
+            seconds = {key: median(self._seconds[key, tokens]) for key in keys}
+            cells = [f"{seconds[alone[key]] / seconds[key]:.2f}x" for key in keys]
+            rows.append((f"{tokens:,}", f"{1000 * seconds[self._base]:.0f}", *cells))
+        columns = ["prompt tokens", f"{self._base}, ms", *keys]
         return "How many times as fast as one rank on one core:\n\n" + markdown_table(columns, rows)
 
     def to_json(self) -> dict[str, Any]:
+        decoded = {
+            " | ".join(map(str, key)): [
+                {"tokens_per_s": one.rate, "tokens": one.tokens, "steps": one.steps, "rows": one.rows} for one in values
+            ]
+            for key, values in self._decoded.items()
+        }
         return {
-            "rates": {" | ".join(map(str, key)): values for key, values in self._rates.items()},
+            "decoded": decoded,
             "prompt_seconds": {" | ".join(map(str, key)): values for key, values in self._seconds.items()},
         }
 

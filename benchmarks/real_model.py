@@ -5,7 +5,7 @@
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, or some of them; without --prompts, the project's own
 workload is asked. The parts are `index` (an index of answers, made from other prompts), `texts` (identity with
 `generate`, differing texts in bfloat16, tokens per step, what each source of drafts earned, speed), `step curve`,
-`ranks` (two lookahead-parallel ranks over one), `projection` and `first token`. With the defaults all of it takes about
+`ranks` (two lookahead-parallel ranks over one) and `first token`. With the defaults all of it takes about
 90 minutes on two idle cores.
 
 Every measurement is kept as soon as it is done, in real_model-NAME.measurements.json in --output. A second run with
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.real import curves, first_token, indexing, projected, ranks, texts, texts_report
+from benchmarks.real import curves, first_token, indexing, ranks, texts, texts_report
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, MeasurementStore, Task, measure_all
 from benchmarks.real.texts import LoadedModel
@@ -38,7 +38,6 @@ from lp.platform.hardware import processor_name
 OTHERS: dict[ModuleType, str] = {
     curves: "The time of a step by its rows",
     ranks: "Two ranks of one core over one rank of one core",
-    projected: "Projection to more devices",
     first_token: "From the command to the first token",
 }
 PARTS = [indexing.PART, texts.PART, *(module.PART for module in OTHERS)]

@@ -2,10 +2,15 @@
 
     python -m benchmarks.step_time --model demo/python-11m
     python -m benchmarks.step_time --config llama-7b --dtype bfloat16 --device cuda --cached 1024,4096,16384
+    python -m benchmarks.step_time --model gemma3-270m --cached 8192,32768 --rows 1,16,64 --share 2,4 --no-parts
 
 A step is one forward pass of a tree on top of a number of cached tokens, with logits for all of its rows. Planning,
 sampling and the exchange are measured separately (benchmarks/steps/host_work.py, benchmarks/shared/exchange_timing.py).
 With --config the weights are random and made on the device, so that real sizes need no checkpoint.
+
+With --share the largest parts of these steps are measured as well, if so many ranks share them, and charged an
+exchange: what lookahead parallelism gains on devices that do not share a memory. With one thread on a CPU all times are
+processor time.
 """
 
 from __future__ import annotations
@@ -20,11 +25,13 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
+from benchmarks.projections.network import EXCHANGE_US
 from benchmarks.projections.rank_cost import share_of
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.exchange_timing import ExchangeCost, ExchangePlan, measure_exchanges
 from benchmarks.shared.filled_cache import fill_cache
-from benchmarks.shared.inputs import read_prompts
-from benchmarks.shared.options import add_output, add_threads, ascending_numbers, make_parser, parse
+from benchmarks.shared.inputs import find_model, read_prompts
+from benchmarks.shared.options import add_output, add_stored, add_threads, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import progress, publish
 from benchmarks.shared.shapes import SHAPES, describe_shape
 from benchmarks.steps.forward_parts import ForwardParts, measure_parts
@@ -33,12 +40,13 @@ from benchmarks.steps.machine_rates import RateGauge
 from benchmarks.steps.measured_model import load_measured, make_measured
 from benchmarks.steps.step_curve import fastest_variant, make_tree, measure_curve
 from benchmarks.steps.step_floor import StepFloor
-from benchmarks.steps.step_time_report import StepTimeResults, describe, plot
+from benchmarks.steps.step_time_report import SharedSteps, StepTimeResults, describe, plot
 from benchmarks.steps.variants import ModelVariant, make_variant, with_marks
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import DTYPES, Checkpoint
 from lp.model.compilation import CompileMode
+from lp.model.gguf import unpacked_folder
 from lp.model.kernels import AttentionKind
 
 # Numbers of rows at which a forward pass is taken apart.
@@ -62,7 +70,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from None
     on = "" if checkpoint.model.device.type == "cpu" else f"-{checkpoint.model.device.type}"
-    name = f"step_time-{checkpoint.name}-{arguments.dtype}{on}"
+    name = f"step_time-{checkpoint.name}-{arguments.dtype}{on}{'-shared' if arguments.share else ''}"
     title = f"The time of a step by its rows: {checkpoint.name}, {arguments.dtype}"
     publish(arguments.output, name, title, describe(results), results.to_dict(), plot(results))
     lines = [json.dumps(asdict(point)) for point in results.points]
@@ -72,7 +80,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", default="demo/python-11m", help="folder or hub id (default %(default)s)")
+    model.add_argument(
+        "--model", default="demo/python-11m", help="folder, hub id, smollm2 or gemma3-270m (default %(default)s)"
+    )
     model.add_argument("--config", help=f"random weights: {', '.join(SHAPES)}, a config.json, a folder or a hub id")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="format of the model (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default %(default)s)")
@@ -86,6 +96,14 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--attention", nargs="+", default=["auto"], choices=list(AttentionKind), help="default auto")
     parser.add_argument("--compile", nargs="+", default=["off", "on"], choices=["off", "on"], help="default both")
+    parser.add_argument(
+        "--share", type=ascending_numbers, default=[], metavar="R,R,...",
+        help="numbers of ranks of which each computes a part of a step",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help="of a shared step (default %(default)g, measured in shared memory)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each point (default %(default)s)")
     parser.add_argument(
         "--no-parts", action="store_true", help="measure only the time by rows, not what a step is made of"
@@ -99,6 +117,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens", type=int, default=128, help="new tokens for each prompt (default %(default)s)"
     )
+    add_stored(parser)
     add_output(parser)
     arguments = parse(parser)
     if min(arguments.rounds, arguments.ranks) < 1:
@@ -110,7 +129,9 @@ def open_model(arguments: argparse.Namespace) -> AbstractContextManager[tuple[Ch
     """The model to measure, and a folder for its compiled code."""
     num_positions = arguments.cached[-1] + arguments.rows[-1]
     if arguments.config is None:
-        return load_measured(arguments.model, arguments.dtype, arguments.device, num_positions)
+        found = find_model(arguments.model)
+        folder = found if arguments.stored else unpacked_folder(found)
+        return load_measured(folder, arguments.dtype, arguments.device, num_positions)
     num_cached = sum(arguments.cached) + len(arguments.cached) * arguments.rows[-1]
     num_compiled = len(arguments.attention) + (not arguments.no_parts) if "on" in arguments.compile else 0
     return make_measured(arguments.config, arguments.dtype, arguments.device, num_positions, num_cached, num_compiled)
@@ -123,9 +144,11 @@ def run(checkpoint: Checkpoint, folder: Path, arguments: argparse.Namespace) -> 
     models, notes = make_variants(model, folder, arguments)
     gauge = RateGauge(model.device, model.dtype)
     caches = {cached: fill_cache(model, cached, arguments.rows[-1]) for cached in arguments.cached}
-    points, rates = measure_curve(models, caches, arguments.rows, arguments.rounds, gauge)
+    sizes = {largest_part(rows, ranks) for rows in arguments.rows for ranks in [1, *arguments.share]}
+    points, rates = measure_curve(models, caches, sorted(sizes), arguments.rounds, gauge)
     floor = StepFloor(share_of(model.model.config, model.dtype), model.dtype.itemsize, rates)
-    results = StepTimeResults(describe_shape(model.model.config), points, floor, others + notes)
+    shared = SharedSteps(arguments.rows, arguments.share, arguments.exchange_us * 1e-6)
+    results = StepTimeResults(describe_shape(model.model.config), points, floor, others + notes, shared)
     if arguments.no_parts:
         return results
     host = measure_host(replace(checkpoint, model=models[fastest_variant(points)]), arguments)

@@ -2,16 +2,25 @@
 
     python -m benchmarks.projections.gpu_step --model llama-7b --rows 1,64 --context 1024
     python -m benchmarks.projections.gpu_step --model llama-3.1-8b --weights int4
+    python -m benchmarks.projections.gpu_step --model llama-3.1-8b --rows 16,64 --context 8192,32768 --share 2,4
 
 The fused forward's kernels are those of the real plan, made from the model's shape alone; needs triton, no GPU. The
 launches of the forward without fusing are those of transformers' own operations, which an emulated device has counted.
 How long kernels take is computed by what one H200 has shown (benchmarks/projections/kernel_costs.py); the measured
 steps are in benchmarks/results/gpu-speed.md.
+
+With --share the times of fused steps alone are shown, on one GPU and if ranks of lookahead parallelism compute a part
+of the rows each; for an H100 as well.
 """
 
 from __future__ import annotations
 
-from benchmarks.projections.gpus import H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS
+import argparse
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from benchmarks.projections.gpus import GPUS, H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from benchmarks.projections.kernel_costs import (
     ASSUMED_SHARE_OF_PACKED,
     ATTENTION_US,
@@ -25,44 +34,29 @@ from benchmarks.projections.kernel_costs import (
     plan_of,
     unfused,
 )
+from benchmarks.projections.network import EXCHANGE_US
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
 from benchmarks.shared.shapes import SHAPES, make_config
+from lp.model.gpu.plan import Instruction
 from lp.model.quantization.quantize import Weights
 
 # Kernels in a graph of transformers' own operations, of each layer and beside the layers, as an emulated device counts.
 IN_A_LAYER, BESIDE_LAYERS = 57, 25
+# The GPUs on which steps are shared: the figures of kernels are from the first.
+SHARED_ON = (H200, GPUS[1])
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="llama-7b", choices=SHAPES, help="a shape (default %(default)s)")
-    parser.add_argument("--rows", type=ascending_numbers, default=[1, 64], metavar="R,R,...", help="default 1,64")
-    parser.add_argument(
-        "--weights", default=Weights.auto.value, choices=list(Weights),
-        help="int8 or int4: adds the fused forward with weights that are quantised so",
-    )  # fmt: skip
-    parser.add_argument("--context", type=int, default=1024, help="cached tokens (default %(default)s)")
-    add_output(parser)
-    arguments = parse(parser)
-    config = make_config(SHAPES[arguments.model])
-    plan, weights = plan_of(config), Weights(arguments.weights)
-    quantized = None if weights is Weights.auto else plan_of(config, weights)
-    launches = IN_A_LAYER * config.num_hidden_layers + BESIDE_LAYERS
-    table, data = [], []
-    for num_rows in arguments.rows:
-        fused = costs_of(plan, num_rows, arguments.context)
-        forwards = {"without fusing": unfused(fused, launches), "fused": fused}
-        if quantized is not None:
-            forwards[f"fused, {weights}"] = costs_of(quantized, num_rows, arguments.context)
-        for name, costs in forwards.items():
-            table += [_line(num_rows, name, cost.kind, [cost]) for cost in costs]
-            table.append(_line(num_rows, name, "all", costs))
-            data.append(
-                {"rows": num_rows, "forward": name, "us": sum(cost.microseconds(H200, num_rows) for cost in costs)}
-            )
+    arguments = parse_arguments()
+    plan, weights = plan_of(make_config(SHAPES[arguments.model])), Weights(arguments.weights)
+    plans = {"fused": plan}
+    if weights is not Weights.auto:
+        plans[f"fused, {weights}"] = plan_of(make_config(SHAPES[arguments.model]), weights)
+    table, data = describe_shared(plan, arguments) if arguments.share else describe_parts(plans, arguments)
     notes = [
-        f"{arguments.model}, bfloat16, {arguments.context} cached tokens, {H200.name}: {H200.memory_gb_per_s:,} GB/s "
+        f"{arguments.model}, bfloat16, {H200.name}: {H200.memory_gb_per_s:,} GB/s "
         f"and {H200.tflops} TFLOP/s in the data sheet; {SHARE_OF_BANDWIDTH:.0%} and {SHARE_OF_FLOPS:.0%} are taken.",
         f"Products of up to {FEW_ROWS} rows read at {SHARE_AT_FEW_ROWS:.0%} of the bandwidth, those of {MANY_ROWS} and "
         f"more at {SHARE_AT_MANY_ROWS:.0%}.",
@@ -70,24 +64,91 @@ def main() -> None:
         f"takes {ATTENTION_US:g} us and the time of its bytes. These figures are from one H200.",
         "The graph alone: neither the copy of inputs, nor sampling, nor the host.",
     ]
-    if quantized is not None:
+    if weights is not Weights.auto:
         notes.append(
             f"Products of weights in {weights} are ASSUMED to read at {ASSUMED_SHARE_OF_PACKED:.0%} of the bandwidth, "
             "which no GPU has shown."
         )
-    columns = ["rows", "forward", "kernels of", "launches", "GB moved", "TFLOP", "estimated ms"]
-    body = "\n\n".join(
-        ["**ESTIMATED** by kernels that one H200 has run.", bullets(notes), markdown_table(columns, table, 3)]
+    if arguments.share:
+        notes += [
+            f"Shared steps take as long as the rank with the most rows, which also computes accepted tokens that it "
+            f"lacks, and an exchange of {arguments.exchange_us:g} us. No two GPUs have run one.",
+            *(f"{gpu.name}: {'; '.join(gpu.sources)}." for gpu in SHARED_ON),
+        ]
+    body = "\n\n".join(["**ESTIMATED** by kernels that one H200 has run.", bullets(notes), table])
+    name = f"gpu_step-{arguments.model}{'' if weights is Weights.auto else f'-{weights}'}"
+    title = "ESTIMATED: a step on an H200"
+    if arguments.share:
+        name, title = f"{name}-shared", "ESTIMATED: steps that ranks share, on an H200 and an H100"
+    publish(arguments.output, name, title, body, {"steps": data})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="llama-7b", choices=SHAPES, help="a shape (default %(default)s)")
+    parser.add_argument("--rows", type=ascending_numbers, default=[1, 64], metavar="R,R,...", help="default 1,64")
+    parser.add_argument(
+        "--weights", default=Weights.auto.value, choices=list(Weights),
+        help="int8 or int4: adds the fused forward with weights that are quantised so",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=ascending_numbers, default=[1024], metavar="C,C,...", help="cached tokens (default 1024)"
     )
-    name = f"gpu_step-{arguments.model}{'' if quantized is None else f'-{weights}'}"
-    publish(arguments.output, name, "ESTIMATED: a step on an H200", body, {"steps": data})
+    parser.add_argument(
+        "--share", type=ascending_numbers, default=[], metavar="R,R,...", help="numbers of ranks that share a step"
+    )
+    parser.add_argument(
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help="of a shared step (default %(default)g, measured in shared memory)",
+    )  # fmt: skip
+    add_output(parser)
+    return parse(parser)
 
 
-def _line(num_rows: int, name: str, kind: str, costs: list[Cost]) -> list[object]:
+def describe_parts(
+    plans: Mapping[str, list[Instruction]], arguments: argparse.Namespace
+) -> tuple[str, list[dict[str, Any]]]:
+    """What the kernels of a step take, by kind, as a table and as figures. plans: of fused forwards, by name."""
+    launches = IN_A_LAYER * make_config(SHAPES[arguments.model]).num_hidden_layers + BESIDE_LAYERS
+    table, data = [], []
+    for context, rows in product(arguments.context, arguments.rows):
+        costs_by_name = {name: costs_of(plan, rows, context) for name, plan in plans.items()}
+        forwards = {"without fusing": unfused(costs_by_name["fused"], launches), **costs_by_name}
+        for name, costs in forwards.items():
+            table += [_line(context, rows, name, cost.kind, [cost]) for cost in costs]
+            table.append(_line(context, rows, name, "all", costs))
+            data.append({"context": context, "rows": rows, "forward": name, "us": _microseconds(costs, H200, rows)})
+    columns = ["cached", "rows", "forward", "kernels of", "launches", "GB moved", "TFLOP", "estimated ms"]
+    return markdown_table(columns, table, 4), data
+
+
+def describe_shared(plan: list[Instruction], arguments: argparse.Namespace) -> tuple[str, list[dict[str, Any]]]:
+    """What fused steps take on one GPU and on several that share them, as a table and as figures."""
+    table, data = [], []
+    for gpu, context, rows in product(SHARED_ON, arguments.context, arguments.rows):
+        whole_us = _microseconds(costs_of(plan, rows, context), gpu, rows)
+        line = [gpu.name, context, rows, f"{whole_us / 1e3:.2f}"]
+        for ranks in arguments.share:
+            part = largest_part(rows, ranks)
+            shared_us = _microseconds(costs_of(plan, part, context), gpu, part) + arguments.exchange_us
+            line += [part, f"{shared_us / 1e3:.2f}", f"{whole_us / shared_us:.2f}x"]
+            data.append({"gpu": gpu.name, "context": context, "rows": rows, "ranks": ranks, "us": shared_us})
+        table.append(line)
+    columns = ["GPU", "cached", "rows", "one GPU, estimated ms"]
+    for ranks in arguments.share:
+        columns += [f"{ranks} ranks, rows", "PROJECTED ms", "speed"]
+    return markdown_table(columns, table), data
+
+
+def _microseconds(costs: list[Cost], gpu: Gpu, rows: int) -> float:
+    return sum(cost.microseconds(gpu, rows) for cost in costs)
+
+
+def _line(context: int, rows: int, name: str, kind: str, costs: list[Cost]) -> list[object]:
     moved, computed = sum(cost.num_bytes for cost in costs), sum(cost.num_operations for cost in costs)
-    took = sum(cost.microseconds(H200, num_rows) for cost in costs)
-    launches = sum(cost.launches for cost in costs)
-    return [num_rows, name, kind, launches, f"{moved / 1e9:.2f}", f"{computed / 1e12:.2f}", f"{took / 1e3:.2f}"]
+    launches, took = sum(cost.launches for cost in costs), _microseconds(costs, H200, rows)
+    figures = [f"{moved / 1e9:.2f}", f"{computed / 1e12:.2f}", f"{took / 1e3:.2f}"]
+    return [context, rows, name, kind, launches, *figures]
 
 
 if __name__ == "__main__":

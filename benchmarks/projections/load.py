@@ -1,6 +1,7 @@
-"""Projects many streams on 8 ranks: LP, DP and TP side by side, on this machine and GPUs.
+"""Projects many streams on several ranks: LP, DP, elastic groups and TP, on this machine and GPUs.
 
     python -m benchmarks.projections.load --prompts FOLDER --machines here,h100
+    python -m benchmarks.projections.load --prompts FOLDER --ranks 4 --machines here --streams 1,2,4,16,64
 
 FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, as for benchmarks.real_model. The real engine decodes
 greedy texts with 1, 4, 8, 32 and 256 streams on ranks that are played: its budget chooses the drafts, and its runner
@@ -20,13 +21,22 @@ from functools import partial
 
 from tqdm import tqdm
 
-from benchmarks.projection import known_latency_us
 from benchmarks.projections.gpus import GPUS, Gpu
-from benchmarks.projections.network import EXCHANGE_US, Network
+from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US, Network
 from benchmarks.projections.streams import speeds_report
 from benchmarks.projections.streams.curves import Machine, modelled_times, tensor_times
 from benchmarks.projections.streams.known_answers import KnownAnswers
-from benchmarks.projections.streams.systems import ONE_RANK, SERVERS, Speed, servers_tokens_per_s, speed_of, systems_on
+from benchmarks.projections.streams.systems import (
+    ELASTIC,
+    ONE_RANK,
+    SERVERS,
+    Speed,
+    elastic_size,
+    group_name,
+    groups_tokens_per_s,
+    speed_of,
+    systems_on,
+)
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model, load_engine
 from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, ascending_numbers, make_parser, parse
@@ -89,13 +99,14 @@ def make_arguments() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES, help="on GPUs (default %(default)s)")
     parser.add_argument(
-        "--latency-us", type=float, metavar="US",
-        help=f"of a collective {HERE} (default: of shared memory, from benchmarks/results)",
+        "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
+        help=f"of a collective of TP {HERE} (default %(default)g, measured in shared memory)",
     )  # fmt: skip
     parser.add_argument("--gb-per-s", type=float, default=10.0, help=f"of each rank's link {HERE} (default 10)")
     parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, help="of an exchange between GPUs (default %(default)g)"
-    )
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help="of an exchange of ranks that share trees (default %(default)g, measured in shared memory)",
+    )  # fmt: skip
     add_threads(parser)
     add_output(parser)
     return parser
@@ -110,21 +121,20 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
         parser.error(f"--ranks {arguments.ranks}: figures of GPUs are known for {', '.join(map(str, degrees))}")
     if arguments.ranks < 2:
         parser.error("--ranks must be at least 2")
-    if min(arguments.latency_us or 0, arguments.exchange_us) < 0 or arguments.gb_per_s <= 0:
-        parser.error("--latency-us and --exchange-us must not be negative, --gb-per-s must be positive")
+    if min(arguments.collective_us, arguments.exchange_us) < 0 or arguments.gb_per_s <= 0:
+        parser.error("--collective-us and --exchange-us must not be negative, --gb-per-s must be positive")
 
 
 def make_machine(parser: argparse.ArgumentParser, engine: Engine, name: str, arguments: argparse.Namespace) -> Machine:
     """Measures or models the curves of a machine. Ends the program if the model cannot be split."""
     if name == HERE:
-        latency_us = known_latency_us(parser) if arguments.latency_us is None else arguments.latency_us
-        network, model = Network(latency_us, arguments.gb_per_s), engine.checkpoint.model
+        collectives, model = Network(arguments.collective_us, arguments.gb_per_s), engine.checkpoint.model
         one = measured_times(engine)
         try:
-            tensor = tensor_times(one, model.model.config, model.dtype, arguments.ranks, network)
+            tensor = tensor_times(one, model.model.config, model.dtype, arguments.ranks, collectives)
         except ValueError as error:
             parser.error(f"--ranks {arguments.ranks}: {error}")
-        return Machine(HERE, one, tensor, network)
+        return Machine(HERE, one, tensor, Network(arguments.exchange_us, arguments.gb_per_s))
     gpu: Gpu = GPU_NAMES[name]
     host_step, host_row = measure_host(Auto())
     times = partial(modelled_times, gpu, make_config(SHAPES[arguments.shape]), host=Extras(host_step, host_row))
@@ -170,9 +180,9 @@ def notes_on(
         if machine.name == HERE:
             notes.append(
                 f"{HERE}: the model's own curve on this machine, measured with {arguments.threads} thread for a rank. "
-                f"An exchange or a collective takes {network.latency_us:g} us, and its bytes as long as "
-                f"{network.gb_per_s:g} GB/s allow. The rest of a step under TP takes as much less time as the rank "
-                "with the largest share has weights, which is the best that it could."
+                f"An exchange takes {network.latency_us:g} us, a collective of TP {arguments.collective_us:g}, and the "
+                f"bytes of either as long as {network.gb_per_s:g} GB/s allow. The rest of a step under TP takes as "
+                "much less time as the rank with the largest share has weights, which is the best that it could."
             )
         for gpu in [gpu for gpu in GPUS if gpu.name == machine.name]:
             notes.append(
@@ -193,10 +203,13 @@ def run_all(
         speed = speed_of(engine.checkpoint, answers, systems_on(machine, arguments.ranks))
         steps[machine.name], speeds[machine.name] = [], {}
         for streams in arguments.streams:
-            found = [speed(name, streams) for name in speeds_report.SYSTEMS if name != SERVERS]
+            found = [speed(name, streams) for name in speeds_report.SYSTEMS if name not in (SERVERS, ELASTIC)]
             steps[machine.name] += found
-            servers = servers_tokens_per_s(partial(speed, ONE_RANK), arguments.ranks, streams)
-            speeds[machine.name][streams] = {one.system: one.tokens_per_s for one in found} | {SERVERS: servers}
+            ranks, size = arguments.ranks, elastic_size(arguments.ranks, streams)
+            servers = groups_tokens_per_s(partial(speed, ONE_RANK), ranks, streams)
+            elastic = groups_tokens_per_s(partial(speed, group_name(size, ranks)), ranks // size, streams)
+            groups = {SERVERS: servers, ELASTIC: elastic}
+            speeds[machine.name][streams] = {one.system: one.tokens_per_s for one in found} | groups
             bar.update()
     bar.close()
     return steps, speeds

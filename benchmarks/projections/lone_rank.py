@@ -1,4 +1,4 @@
-"""Collectives for one rank whose other ranks do not exist: nothing is sent, but all of it is counted and charged."""
+"""Collectives for one rank whose other ranks do not exist: nothing is sent, but all of it is counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.projections.network import Charges, all_gather, all_reduce
 from parallel.comm.base import LocalCollectives, SharedSlots, Traffic
 
 SLOT_BYTES = 1 << 20
@@ -26,7 +25,6 @@ class LoneRank(LocalCollectives):
     def __init__(self, num_ranks: int, rank: int = 0) -> None:
         super().__init__()
         self.rank, self.num_ranks = rank, num_ranks
-        self.charges = Charges()
         self._slots = torch.zeros(2 * num_ranks * SLOT_BYTES, dtype=torch.uint8)
         self._rounds = np.full((num_ranks, LINE), LAST_ROUND, np.int64)
         rounds_at: int = self._rounds.__array_interface__["data"][0]
@@ -34,12 +32,10 @@ class LoneRank(LocalCollectives):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count(tensor)
-        self.charges += all_reduce(tensor.nbytes, self.num_ranks)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._count(tensor)
-        self.charges += all_gather(tensor.nbytes, self.num_ranks)
         gathered = tensor.new_zeros(self.num_ranks, *tensor.shape)
         gathered[self.rank] = tensor
         return gathered
@@ -48,10 +44,8 @@ class LoneRank(LocalCollectives):
         return is_so
 
     def count(self, num_collectives: int, bytes_sent: int, seconds: float) -> None:
-        """Counts what native code has done. Of what it sends nearly all is summed, so it is charged as sums."""
+        """Counts what native code has done."""
         self.traffic.add(Traffic(num_collectives, bytes_sent, seconds))
-        moved = all_reduce(bytes_sent, self.num_ranks).link_bytes
-        self.charges += Charges(num_collectives, moved)
 
     def _count(self, tensor: Tensor) -> None:
         self.traffic.num_collectives += 1

@@ -1,7 +1,7 @@
 """What a projection charges for communication.
 
 A collective costs a latency, and the time of the bytes that a ring algorithm moves over each rank's link. For n bytes
-per rank and R ranks these are 2 n (R - 1) / R bytes in an all-reduce and n (R - 1) bytes in an all-gather.
+per rank and R ranks these are n (R - 1) bytes in an all-gather.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ class Charges:
     num_collectives: int = 0
     link_bytes: float = 0.0
 
-    def __add__(self, other: Charges) -> Charges:
-        return Charges(self.num_collectives + other.num_collectives, self.link_bytes + other.link_bytes)
-
-    def __sub__(self, other: Charges) -> Charges:
-        return Charges(self.num_collectives - other.num_collectives, self.link_bytes - other.link_bytes)
-
 
 @dataclass(frozen=True)
 class Network:
@@ -37,11 +31,6 @@ class Network:
 
     def seconds(self, charges: Charges) -> float:
         return charges.num_collectives * self.latency_us * 1e-6 + charges.link_bytes / (self.gb_per_s * 1e9)
-
-
-def all_reduce(num_bytes: int, num_ranks: int) -> Charges:
-    """Charges of an all-reduce of a tensor of `num_bytes`. A single rank is charged nothing."""
-    return Charges(1, 2 * num_bytes * (num_ranks - 1) / num_ranks) if num_ranks > 1 else Charges()
 
 
 def all_gather(num_bytes: int, num_ranks: int) -> Charges:

@@ -53,7 +53,7 @@ class VirtualClock:
         before, self._num_collectives = self._num_collectives, self._group.traffic.num_collectives
         num_collectives = (self._num_collectives - before) / max(1, step.num_computing)
         communication_s = self._exchange_s + num_collectives * self._times.collective_s
-        self._hidden_s += sum(step.seconds) + step.untimed_s - max(step.seconds) - communication_s
+        self._hidden_s += sum(step.seconds) + step.untimed_s - step.slowest_s - communication_s
 
 
 def virtual_engine(

@@ -1,6 +1,5 @@
 """One device computes and times each rank's part of every step, one part after the other.
 
-`record` keeps each step, from which benchmarks/projections/projected_speed.py computes a speed.
 benchmarks/projections/virtual_engine.py makes an engine of such ranks, with a clock of its own.
 """
 
@@ -13,18 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
+import torch
 
-from benchmarks.projections.lone_rank import LoneRank
-from benchmarks.projections.network import Charges, all_gather
-from lp import Engine, Sampling, Stopping
+from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.causal import CausalModel
-from lp.model.checkpoint import Checkpoint
-from lp.request import DecodingMethod, Sequence
+from lp.request import Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import ForwardRunner, Pending, SingleDevice
-from lp.step_cost import StepTimes
-from lp.tree import TokenTree
-from parallel.comm.rows import HEADER, fill, message_length, pack
+from lp.step_cost import Extras, StepTimes
+from lp.tree import NO_ROWS, chain
+from parallel.comm.rows import fill, message_length, pack
+from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.merging import answers_of, rows_of, tables_of
 from parallel.runners.shares import KnownTokens, Shares
 from parallel.runners.sharing import Sharing
@@ -33,65 +31,35 @@ from parallel.runners.sharing import Sharing
 ReadSeconds = Callable[[], float]
 
 
-def exchange_charges(num_sent: int, num_ranks: int) -> Charges:
-    """Charges of a step's exchange: a header and, for each row of the largest part, a 32-bit target."""
-    return all_gather((HEADER + num_sent) * 4, num_ranks)
-
-
-@dataclass(frozen=True)
-class RecordedStep:
-    """One step, whose parts real ranks would compute at the same time.
-
-    length: tokens of the sequence before the step. tree: planned under the last of these tokens. seconds: one time for
-    each rank's part. rows: rows of the largest part, with the tokens that its cache lacked. charges: the step's
-    communication.
-    """
-
-    length: int
-    tree: TokenTree
-    seconds: tuple[float, ...]
-    rows: int
-    charges: Charges
-
-
-@dataclass(frozen=True)
-class RecordedText:
-    """The steps of one text.
-
-    rest_s: seconds outside the parts (planning, partition, verification), which every rank would spend.
-    """
-
-    sequence: Sequence
-    steps: list[RecordedStep]
-    rest_s: float
-
-    @property
-    def new_tokens(self) -> list[int]:
-        return self.sequence.tokens[self.sequence.prompt_length :]
-
-
 @dataclass(frozen=True)
 class PlayedStep:
     """One step of all sequences, whose parts were computed one after the other.
 
     inputs: what was asked of all ranks. seconds: one time for each rank. num_computing: ranks that had a part. rows:
-    rows of the largest part, with the tokens that its caches lacked. num_sent: integers that a rank sends in the
-    exchange. untimed_s: seconds in which answers were computed that no rank would compute.
+    rows of the largest part, with the tokens that its caches lacked. untimed_s: seconds in which answers were computed
+    that no rank would compute, and keys and values copied. copying_s: seconds that each rank would spend on copies.
     """
 
     inputs: list[StepInput]
     seconds: tuple[float, ...]
     num_computing: int
     rows: int
-    num_sent: int
     untimed_s: float
+    copying_s: tuple[float, ...]
+
+    @property
+    def slowest_s(self) -> float:
+        """Returns the seconds of the rank that takes longest."""
+        return max(map(sum, zip(self.seconds, self.copying_s, strict=True)))
 
 
 class VirtualRanks(ForwardRunner):
     """Lookahead parallelism without the exchange: one process computes the parts of all ranks.
 
     Every rank has its own KV caches, because a rank must compute the accepted tokens that other ranks computed before.
-    The ranks share the weights, which they only read.
+    The ranks share the weights, which they only read. If step times have the times of copies, a long prompt is split
+    among the ranks, and keys and values are copied from cache to cache, as real ranks would send them; copies take
+    their times by the table.
 
     ranks: those whose answers count. timed: those whose time counts.
     """
@@ -116,6 +84,7 @@ class VirtualRanks(ForwardRunner):
         self._on_step, self._clock = on_step, clock
         self._sharing = Sharing()
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(num_ranks))
+        self._extras = Extras()
 
     @property
     def _devices(self) -> list[SingleDevice]:
@@ -153,6 +122,9 @@ class VirtualRanks(ForwardRunner):
 
     def use_times(self, times: StepTimes) -> None:
         self._sharing.use_times(times)
+        model, self._extras = self.ranks[0].model, times.extras
+        if self.num_parts > 1 and self.timed is self.ranks:
+            self._sharing.copy_cost = CopyCost.of(times, model.runs_by_layer * model.num_layers)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -162,16 +134,18 @@ class VirtualRanks(ForwardRunner):
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self._sharing.share(steps, numbers)
+        copies = plan_copies(steps, numbers, all_shares, self._sharing.copy_cost)
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
+        copying_s, before_s, untimed_s = self._gather_caches(steps, all_shares, copies)
         tables = tables_of(steps, all_shares)
         length = message_length(tables, len(self.ranks))
-        seconds, messages, num_computing, rows, untimed_s = [], [], 0, 0, 0.0
+        seconds, messages, num_computing, rows = [], [], 0, 0
         for number, (rank, timed) in enumerate(zip(self.ranks, self.timed, strict=True)):
             parts = [_copy(part) for part in map(Shares.part, all_shares, steps, repeat(number)) if part is not None]
             begin = self._clock()
             message = pack((0, 0), rows_of(timed.launch(parts)()) if parts else [], length)
-            seconds.append(self._clock() - begin)
+            seconds.append(before_s[number] + self._clock() - begin)
             if timed is not rank and parts:
                 begin = self._clock()
                 message = pack((0, 0), rows_of(rank.launch([_copy(part) for part in parts])()), length)
@@ -179,66 +153,69 @@ class VirtualRanks(ForwardRunner):
             messages.append(message)
             num_computing += bool(parts)
             rows = max(rows, sum(len(timed.states[part.sequence.id].last) for part in parts))
-        self._on_step(PlayedStep(steps, tuple(seconds), num_computing, rows, length - HEADER, untimed_s))
+        self._on_step(PlayedStep(steps, tuple(seconds), num_computing, rows, untimed_s, tuple(copying_s)))
         fill(tables, np.stack(messages))
         answers = answers_of(steps, tables)
         return lambda: answers
+
+    def _gather_caches(
+        self, steps: list[StepInput], all_shares: list[Shares], copies: list[Copy]
+    ) -> tuple[list[float], list[float], float]:
+        """Copies what ranks lack, and computes the parts of prompts that are split.
+
+        Returns the seconds that copies would take each rank, those that it has computed, and those of the copies here.
+        """
+        copying_s, computing_s, untimed_s = [0.0] * self.num_parts, [0.0] * self.num_parts, 0.0
+        for copy in copies:
+            untimed_s += self._copy_tokens(copy, steps[copy.step].sequence)
+            for rank in (copy.source, copy.target):
+                copying_s[rank] += self._extras.copy + (copy.end - copy.begin) * self._extras.copied_token
+        for number, (step, shares) in enumerate(zip(steps, all_shares, strict=True)):
+            if (split := shares.split) is None:
+                continue
+            start, largest = split.bounds[0], 0
+            for place, rank in enumerate(split.replicas):
+                begin, end = split.bounds[place : place + 2]
+                computing_s[rank] += self._compute_missing(rank, step.sequence, start)
+                if place:
+                    before = Copy(number, split.replicas[place - 1], rank, start, begin)
+                    untimed_s += self._copy_tokens(before, step.sequence)
+                computing_s[rank] += self._compute_part(rank, step.sequence, begin, end)
+                largest = max(largest, end - begin)
+            model, replicas = self.ranks[0].model, len(split.replicas)
+            for rank in split.replicas:
+                copying_s[rank] += model.num_layers * self._extras.copy
+                copying_s[rank] += replicas * largest * self._extras.copied_token
+        return copying_s, computing_s, untimed_s
+
+    def _copy_tokens(self, copy: Copy, sequence: Sequence) -> float:
+        """Copies keys and values from rank to rank. Returns the seconds of that."""
+        begin_s, model = self._clock(), self.ranks[0].model
+        source, target = (self.ranks[rank].settled_cache(sequence) for rank in (copy.source, copy.target))
+        target.length = copy.begin
+        target.append(source.export(copy.begin, copy.end), model.cache_shapes)
+        return self._clock() - begin_s
+
+    def _compute_missing(self, rank: int, sequence: Sequence, length: int) -> float:
+        """Computes a few tokens that were not worth a copy. Returns the seconds of that."""
+        begin_s = self._clock()
+        if self.ranks[rank].settled_cache(sequence).length < length:
+            self.ranks[rank].launch([StepInput(sequence, NO_ROWS, length)])()
+        return self._clock() - begin_s
+
+    @torch.inference_mode()
+    def _compute_part(self, rank: int, sequence: Sequence, begin: int, end: int) -> float:
+        """Computes tokens of a split prompt behind those that the rank has. Returns the seconds of that."""
+        begin_s, model, cache = self._clock(), self.ranks[rank].model, self.ranks[rank].settled_cache(sequence)
+        cache.reserve(end - begin)
+        if not cache.is_written:
+            assert isinstance(cache, ContiguousCache), "an arena's layers are always there"
+            cache.begin(model.cache_shapes, torch.empty(0, dtype=model.dtype))
+        model.forward_by_layer(chain(sequence.tokens[begin:end]), cache, lambda layer: None)
+        cache.keep(range(end - begin))
+        return self._clock() - begin_s
 
 
 def _copy(part: StepInput) -> StepInput:
     """A rank's own copy, as real ranks have: a tree remembers what was derived from it."""
     return replace(part, tree=part.tree.take(range(len(part.tree)))) if len(part.tree) else part
-
-
-def record(
-    checkpoint: Checkpoint,
-    num_ranks: int,
-    decode: DecodingMethod,
-    prompt: list[int],
-    max_new_tokens: int,
-    clock: ReadSeconds = time.perf_counter,
-) -> RecordedText:
-    """Records a greedy text under lookahead parallelism.
-
-    Raises ValueError if the prompt and the new tokens do not fit the context.
-    """
-    recorded: list[RecordedStep] = []
-    sequences: list[Sequence] = []
-
-    def note(step: PlayedStep) -> None:
-        (own,) = step.inputs
-        sequences[:] = [own.sequence]
-        charges = exchange_charges(step.num_sent, num_ranks)
-        recorded.append(RecordedStep(len(own.sequence.tokens), own.tree, step.seconds, step.rows, charges))
-
-    engine = Engine(checkpoint, VirtualRanks(checkpoint.model, num_ranks, note, clock))
-    sampling = Sampling(temperature=0.0, seed=0)
-    begin = clock()
-    engine.generate(prompt, decode=decode, sampling=sampling, stopping=Stopping(max_new_tokens))
-    timed = sum(sum(step.seconds) for step in recorded)
-    return RecordedText(sequences[0], recorded, clock() - begin - timed)
-
-
-def replay(
-    shard: CausalModel, collectives: LoneRank, single: RecordedText, clock: ReadSeconds = time.perf_counter
-) -> RecordedText:
-    """Repeats the steps of a text, which a single device recorded, on one tensor-parallel rank.
-
-    shard: a model that was read with these collectives. Its answers mean nothing, but that does not change its time:
-    what the cache keeps depends on the text alone. One shard stands for all: the first, which has as many attention
-    heads as any other.
-    """
-    runner = SingleDevice(shard)
-    sequence = Sequence("replay", [], single.sequence.prompt_length, single.sequence.sampling)
-    runner.open(sequence)
-    steps = []
-    for step in single.steps:
-        sequence.tokens = single.sequence.tokens[: step.length]
-        before, begin = collectives.charges, clock()
-        tree = step.tree.take(range(len(step.tree)))  # a copy, as ranks have: a tree remembers its visibility
-        runner.launch([StepInput.of(sequence, tree)])()[0].pack()
-        seconds = clock() - begin
-        rows = len(runner.states[sequence.id].last)
-        charges = collectives.charges - before + exchange_charges(len(step.tree), collectives.num_ranks)
-        steps.append(RecordedStep(step.length, step.tree, (seconds,), rows, charges))
-    return RecordedText(single.sequence, steps, single.rest_s)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 from transformers import AutoTokenizer
 
-from benchmarks.projections.projected_speed import ProjectionCase
-from benchmarks.projections.real_ranks import measure_once, room_for_ranks
 from benchmarks.real.settings import RealModelSettings
 from benchmarks.real.tasks import Figures, Task
 from benchmarks.shared.categories import CategoryPrompt
 from benchmarks.shared.decoded_texts import AUTOREGRESSIVE
 from benchmarks.shared.report import markdown_table, progress
 from launch.data.workloads import WorkloadSettings
+from launch.sweep.points import runtime_point
+from launch.sweep.ranks import measure as measure_point
+from launch.sweep.ranks import usable_cores
 from launch.sweep.records import Run
 from launch.sweep.settings import BenchSettings
 from lp import Auto, Autoregressive, Lookahead, Sampling
@@ -26,6 +28,7 @@ from lp.model.checkpoint import ModelSettings
 from lp.model.compilation import CompileMode
 from lp.platform.disk_cache import digest
 from lp.request import DecodingMethod
+from parallel.mesh import Mode, ParallelSettings
 
 PART = "ranks"
 CATEGORY = "GSM8K, chat"
@@ -62,7 +65,7 @@ def choose_prompts(asked: Sequence[CategoryPrompt]) -> list[CategoryPrompt]:
 
 def measure(settings: RealModelSettings, prompts: Sequence[CategoryPrompt], dtype: str, method: str) -> Figures:
     """Rounds of one rank and of two, in turn. Raises ValueError if one fails or there are too few cores."""
-    if room_for_ranks("cpu", threads=1) < 2:
+    if len(usable_cores()) < 2:
         raise ValueError("two ranks of one core each need two cores")
     runs: dict[int, list[Run]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as folder:
@@ -76,8 +79,7 @@ def measure(settings: RealModelSettings, prompts: Sequence[CategoryPrompt], dtyp
         )
         turns = [ranks for number in range(settings.rounds) for ranks in ((1, 2) if number % 2 == 0 else (2, 1))]
         for ranks in progress(turns, "ranks", unit="run"):
-            case = ProjectionCase("lp" if ranks > 1 else "single", ranks, method)
-            run = measure_once(case, METHODS, bench)
+            run = measure_once(ranks, METHODS[method], bench)
             if run.error:
                 raise ValueError(f"{method} on {ranks} rank(s) failed: {run.error}")
             runs[ranks].append(run)
@@ -88,6 +90,14 @@ def measure(settings: RealModelSettings, prompts: Sequence[CategoryPrompt], dtyp
         "num_texts": len(prompts),
         "same_texts": sum(one == other for one, other in zip(texts[1], texts[2], strict=True)),
     }
+
+
+def measure_once(num_ranks: int, decode: DecodingMethod, settings: BenchSettings) -> Run:
+    """One run of ranks that are started and pinned as the sweep does it, or its failure."""
+    parallel = ParallelSettings(Mode.lp if num_ranks > 1 else Mode.single, ranks=num_ranks)
+    point = runtime_point(replace(settings, decode=decode, parallel=parallel))
+    with tempfile.TemporaryDirectory() as logs:
+        return measure_point(point, 0, settings.point_timeout_s, Path(logs))
 
 
 def write_prompts(folder: Path, model: Path, prompts: Sequence[CategoryPrompt]) -> Path:

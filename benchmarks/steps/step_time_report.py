@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.exchange_timing import ExchangeCost
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table
@@ -17,6 +18,15 @@ from benchmarks.steps.step_floor import StepFloor
 
 # Numbers of rows whose time is compared with that of one row.
 COMPARED = (16, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class SharedSteps:
+    """Steps of which ranks compute a part each. rows: of whole steps. ranks: their numbers; empty shows nothing."""
+
+    rows: list[int]
+    ranks: list[int]
+    exchange_s: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class StepTimeResults:
     points: list[StepTimeSample]
     floor: StepFloor
     notes: list[str]
+    shared: SharedSteps
     splits: list[ForwardParts] = field(default_factory=list)
     host: HostWork | None = None
     exchange: ExchangeCost | None = None
@@ -80,6 +91,8 @@ def describe(results: StepTimeResults) -> str:
         *(describe_curve(results, cached) for cached in results.cached),
         describe_one_row(results),
     ]
+    if results.shared.ranks:
+        parts.append(describe_shared(results))
     if results.splits:
         parts.append(describe_splits(results))
     if results.host:
@@ -125,6 +138,30 @@ def describe_one_row(results: StepTimeResults) -> str:
         table.append([way, cached, f"{1000 * one:.2f}", f"{speed / 1e9:.1f}", f"{share:.0%}", *more])
     columns = ["variant", "cached", "1 row, ms", "GB/s", "of bandwidth", *(f"{rows} rows / 1" for rows in compared)]
     return f"One row, and what more rows cost:\n\n{markdown_table(columns, table)}"
+
+
+def describe_shared(results: StepTimeResults) -> str:
+    """What ranks gain that compute a part of a step each."""
+    shared, table = results.shared, []
+    for way in results.variants:
+        for cached in results.cached:
+            curve = results.times(way, cached)
+            for rows in shared.rows:
+                whole_s = curve[rows].median_s
+                cells = [way, cached, rows, f"{1000 * whole_s:.1f}"]
+                for ranks in shared.ranks:
+                    part = largest_part(rows, ranks)
+                    seconds = curve[part].median_s + shared.exchange_s
+                    cells += [part, f"{1000 * seconds:.1f}", f"{whole_s / seconds:.2f}x"]
+                table.append(cells)
+    columns = ["variant", "cached", "rows", "one rank, ms"]
+    for ranks in shared.ranks:
+        columns += [f"{ranks} ranks, rows", "ms", "speed"]
+    return (
+        "Steps that ranks share, each with a memory of its own: the time of the rank with the most rows, which also "
+        f"computes accepted tokens that it lacks, and {1e6 * shared.exchange_s:g} us of an exchange:\n\n"
+        f"{markdown_table(columns, table)}"
+    )
 
 
 def describe_splits(results: StepTimeResults) -> str:

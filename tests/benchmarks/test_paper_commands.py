@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import projection
 from benchmarks.paper import ablation, costs, scaling_law
 from benchmarks.paper.scaling_law import ScalingPoint
-from benchmarks.projections.projected_speed import ProjectionCase
 from benchmarks.shared import greedy
 from tests.benchmarks.results import read, read_plot
 
-EXPERIMENTS = {"scaling_law": scaling_law, "ablation": ablation, "projection": projection, "costs": costs}
+EXPERIMENTS = {"scaling_law": scaling_law, "ablation": ablation, "costs": costs}
 
 
 def test_scaling_law(on_prompts: Callable[..., Path]) -> None:
@@ -88,36 +86,6 @@ def test_other_texts_fail_in_float32(on_prompts: Callable[..., Path], monkeypatc
         on_prompts(scaling_law.main, "--windows", "2", "3", "--ngrams", "3")
 
 
-@pytest.mark.slow
-def test_projection(on_prompts: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[ProjectionCase] = []
-
-    def measured(cases, methods, settings):
-        asked.extend(cases)
-        return {case: 1234.5 for case in asked[:-1]}, [f"{asked[-1]} failed"]
-
-    monkeypatch.setattr(projection, "measure_all", measured)
-    settings = ["--settings", "3,3,3", "5,4,5", "--latency-us", "100", "10"]
-    folder = on_prompts(projection.main, "--ranks", "5", "2", "--repeats", "2", "--measure-up-to", "2", *settings)
-    table, data = read(folder, "projection-*")
-    found = {tuple(one["case"].values()): one for one in data["projections"]}
-    windows = ["(3, 3, 3)", "(5, 4, 5)"]
-    expected = {("lp", ranks, name) for ranks in (2, 5) for name in windows}
-    expected |= {
-        (mode, ranks, name) for mode, ranks in (("single", 1), ("tp", 2)) for name in ("autoregressive", *windows)
-    }
-    assert set(found) == expected
-    assert set(asked) == {case for case in expected if case[1] <= 2}
-    assert all(one["tokens"] == 24 for one in found.values())
-    far, near = found["tp", 2, "(3, 3, 3)"]["projected_tokens_per_s"]
-    assert far < near
-    assert len(set(found["single", 1, "(3, 3, 3)"]["projected_tokens_per_s"])) == 1
-    assert "tp on 5 devices is left out: parallel.tp=5 is more than the 4 attention heads" in table
-    assert "PROJECTED tokens/s at 100 us" in table and "1234.5" in table and "failed" in table
-    assert table.startswith("# PROJECTION, not measured")
-    assert "PROJECTED, 10 µs" in read_plot(folder, "projection-*")
-
-
 def test_costs(
     on_prompts: Callable[..., Path], checkpoint_folder: Callable[[str], Path], monkeypatch, tmp_path
 ) -> None:
@@ -158,9 +126,6 @@ def test_costs_need_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("ablation", ["--settings", "5,1"], "'5,1' is not three whole numbers"),
         ("ablation", ["--lookup", "5"], "'5' is not two whole numbers"),
         ("ablation", ["--settings", "1,5,5"], "decode.ngram=1 is out of range"),
-        ("projection", ["--ranks", "0"], "--ranks and --repeats must be at least 1"),
-        ("projection", ["--latency-us", "-1"], "--latency-us must not be negative"),
-        ("projection", ["--max-new-tokens", "2000"], "prompt 1 has .* use shorter prompts or fewer new tokens"),
         ("costs", ["--degrees", "lp=x"], "'lp=x' is neither `single` nor degrees"),
         ("costs", ["--model", "nowhere/none"], "the configuration of 'nowhere/none' cannot be used"),
         ("costs", ["--context", "0"], "--context must be at least 1"),

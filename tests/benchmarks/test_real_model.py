@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import real_model
-from benchmarks.real import curves, first_token, projected, ranks, tasks, texts
+from benchmarks.real import curves, first_token, ranks, tasks, texts
 from launch.sweep.records import Run, TextRecord
 from tests.benchmarks.results import read, read_plot
 
@@ -20,34 +20,20 @@ CURVE = {
     "points": [{"rows": 16, "floor_s": 0.05, "median_s": 0.1}],
     "notes": [],
 }
-PROJECTED = {
-    "networks": [{"latency_us": 20.0, "gb_per_s": 10.0}],
-    "projections": [
-        {
-            "case": {"mode": "lp", "ranks": 4, "method": "(15, 5, 15)"},
-            "tokens": 30,
-            "prompts": {"steps": 2},
-            "decoding": {"steps": 10},
-            "projected_tokens_per_s": [321.0],
-        }
-    ],
-    "notes": ["tp on 8 devices is left out"],
-}
 
 
-def run_of(case, methods, settings) -> Run:
+def run_of(num_ranks, decode, settings) -> Run:
     """Stands in for real ranks: two are half as fast again as one."""
     texts = [TextRecord(str(number), 5, 60, 20, 0.1, 1.0, "same") for number in range(2)]
-    return Run("key", 0, "done", texts=texts, seconds=12.0 / (1 + 0.5 * (case.ranks - 1)))
+    return Run("key", 0, "done", texts=texts, seconds=12.0 / (1 + 0.5 * (num_ranks - 1)))
 
 
 @pytest.fixture
 def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for all that is measured in other processes."""
     monkeypatch.setattr(curves, "run_benchmark", lambda *options: CURVE)
-    monkeypatch.setattr(projected, "run_benchmark", lambda *options: PROJECTED)
     monkeypatch.setattr(ranks, "measure_once", run_of)
-    monkeypatch.setattr(ranks, "room_for_ranks", lambda device, threads: 2)
+    monkeypatch.setattr(ranks, "usable_cores", lambda: [0, 1])
     monkeypatch.setattr(first_token, "seconds_to_output", lambda command, variables: 2.5)
 
 
@@ -67,7 +53,7 @@ def test_all_parts_are_measured_once(
         assert f"## {title}" in table
     assert "| auto, 64 rows" in table and "4/4" in table
     assert table.count("## Tokens per second") == 2
-    assert "1.50x" in table and "321.0" in table and "50%" in table and "2.5" in table
+    assert "1.50x" in table and "50%" in table and "2.5" in table
     assert "speed over generate, bfloat16" in read_plot(folder, "real_model-*")
     methods = data["parts"]["texts"]["bfloat16, T=0, HumanEval, raw"]["methods"]
     assert texts.OTHER_KERNEL in methods and set(texts.METHODS) < set(methods)
@@ -112,7 +98,7 @@ def test_a_stopped_run_goes_on_where_it_was(
 def test_a_failure_is_told_and_does_not_stop_the_rest(
     on_categories: Callable[..., Path], stood_in: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "room_for_ranks", lambda device, threads: 1)
+    monkeypatch.setattr(ranks, "usable_cores", lambda: [0])
     with pytest.raises(SystemExit) as stopped:
         on_categories(real_model.main, "--only", "ranks", "--only", "first token")
     assert stopped.value.code == 1

@@ -64,6 +64,17 @@ def test_a_configuration_gets_random_weights_and_as_many_positions_as_are_asked_
     assert [point["rows"] for point in figures["points"]] == [1, 2] and not figures["splits"]
 
 
+def test_steps_that_ranks_share_are_measured_by_their_largest_parts(
+    run: Callable[..., Path], checkpoint_folder: Callable[[str], Path]
+) -> None:
+    folder = checkpoint_folder("llama")
+    output = run("--model", str(folder), "--rows", "64", "--cached", "570", "--share", "2,4", "--compile", "off",
+                 "--no-parts")  # fmt: skip
+    table, figures = read(output, "step_time-*-float32-shared")
+    assert [point["rows"] for point in figures["points"]] == [20, 36, 64]
+    assert "4 ranks, rows" in table and "and 25 us of an exchange" in table
+
+
 def test_more_positions_than_a_checkpoint_has_are_refused(
     run: Callable[..., Path], checkpoint_folder: Callable[[str], Path]
 ) -> None:

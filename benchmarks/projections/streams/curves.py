@@ -14,8 +14,9 @@ from benchmarks.projections.gpus import SHARE_OF_BANDWIDTH, Gpu
 from benchmarks.projections.modelled_step import ITEMSIZE, Setting, shares_of, step_seconds
 from benchmarks.projections.network import Charges, Network
 from benchmarks.projections.rank_cost import share_of
-from lp.runner.step_times.measure import ACCEPTED
+from lp.runner.step_times.measure import ACCEPTED, bushy_tree
 from lp.step_cost import CACHED, DEPTH, Extras, StepTimes
+from parallel.runners.partition import partition
 
 # The numbers of rows of a modelled curve.
 MODELLED_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
@@ -48,6 +49,16 @@ def shared_times(one: StepTimes, num_parts: int, exchange_s: float) -> StepTimes
     parts = [*range(1, DEPTH + 1), *(1 + DEPTH * number for number in chains)]
     seconds = tuple(one.at(part + ACCEPTED) + exchange_s for part in parts)
     return StepTimes(tuple(rows), seconds, num_parts, with_exchange(one, exchange_s), one.extras)
+
+
+def largest_part(num_rows: int, num_ranks: int) -> int:
+    """The rows of the rank with the most, if ranks share a step of so many rows.
+
+    Besides its part of the tree it computes accepted tokens that another rank computed in the step before.
+    """
+    if num_ranks == 1:
+        return num_rows
+    return ACCEPTED + max(map(len, partition(bushy_tree(1, num_rows, num_rows), num_ranks)))
 
 
 def with_exchange(one: StepTimes, exchange_s: float) -> StepTimes:

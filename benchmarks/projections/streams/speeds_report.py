@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.projections.streams.curves import Machine
-from benchmarks.projections.streams.systems import ONE_RANK, SERVERS, Speed
+from benchmarks.projections.streams.systems import ELASTIC, LP, ONE_RANK, SERVERS, Speed, elastic_size
 from benchmarks.shared.plots import COLOURS, MARKERS, make_axes
 from benchmarks.shared.report import bullets, markdown_table
 
 # The order of the columns.
-SYSTEMS = (f"{ONE_RANK}, plain", ONE_RANK, "LP", SERVERS, "TP, plain", "TP")
-PLOTTED = (ONE_RANK, "LP", SERVERS, "TP")
+SYSTEMS = (f"{ONE_RANK}, plain", ONE_RANK, LP, SERVERS, ELASTIC, "TP, plain", "TP")
+PLOTTED = (ONE_RANK, LP, SERVERS, ELASTIC, "TP")
 # The rows of the table of a curve.
 SHOWN_ROWS = (1, 8, 16, 32, 64, 128, 256)
 
@@ -38,6 +38,7 @@ def describe(
         found = speeds[name]
         parts += [f"## PROJECTED tokens/s of all streams: {name}", _table_of_speeds(found, by_stream=False)]
         parts += [f"## PROJECTED tokens/s of one stream: {name}", _table_of_speeds(found, by_stream=True)]
+        parts += [f"## PROJECTED: {ELASTIC} beside others: {name}", _table_of_elastic(found, ranks)]
         parts += [f"## PROJECTED steps: {name}", _table_of_steps(steps[name])]
     return "\n\n".join(parts)
 
@@ -52,7 +53,9 @@ def _assumptions(ranks: int) -> list[str]:
         "in full, though on a GPU a part of it would be hidden.",
         "Decoding alone: steps in which a prompt is computed do not count, nor those after the first stream has ended.",
         f"LP: all {ranks} ranks share every tree. {SERVERS}: {ranks} engines of one rank each, with even shares of the "
-        "streams, which is the most that static DP can be. TP: one replica on all ranks. Plain: without drafts.",
+        f"streams, which is the most that static DP can be. {ELASTIC}: groups of ranks that share trees, whose size is "
+        "that of parallel=auto with so many streams, with even shares of these. TP: one replica on all ranks. Plain: "
+        "without drafts.",
         "No rank is short of memory, though LP and TP have all streams on every rank.",
     ]
 
@@ -73,6 +76,15 @@ def _table_of_speeds(speeds: Speeds, by_stream: bool) -> str:
         for streams, found in speeds.items()
     ]
     return markdown_table(["streams", *SYSTEMS], rows)
+
+
+def _table_of_elastic(speeds: Speeds, ranks: int) -> str:
+    others = (ONE_RANK, LP, SERVERS, "TP")
+    rows = [
+        (streams, elastic_size(ranks, streams), *(f"{found[ELASTIC] / found[name]:.2f}x" for name in others))
+        for streams, found in speeds.items()
+    ]
+    return markdown_table(["streams", "ranks of a group", *(f"over {name}" for name in others)], rows)
 
 
 def _number(speed: float) -> str:

@@ -23,9 +23,12 @@ from lp.request import DecodingMethod
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
 from lp.step_cost import StepTimes
+from parallel.groups.elastic import ElasticGroups, sizes
+from parallel.mesh import Mode
 
-# The systems' names that others need: one rank with the whole model, and static data parallelism by separate servers.
-ONE_RANK, SERVERS = "one rank", "DP, servers"
+# The systems' names that others need: one rank with the whole model, all ranks in one group, static data parallelism by
+# separate servers, and groups whose size follows from the number of streams.
+ONE_RANK, LP, SERVERS, ELASTIC = "one rank", "LP", "DP, servers", "auto"
 # Streams that continue the same text begin so many tokens apart, all in its first half.
 STAGGER = 3
 # No bound for the rows of a step: prompts are computed in the first one, which does not count.
@@ -77,11 +80,14 @@ class Speed:
 def systems_on(machine: Machine, ranks: int) -> list[System]:
     """One rank, and the ways in which several share all steps."""
     one, tensor, network = machine.one, machine.tensor, machine.network
-    shared = shared_times(one, ranks, network.latency_us * 1e-6)
+
+    def group(size: int) -> System:
+        shared = shared_times(one, size, network.latency_us * 1e-6)
+        return System(group_name(size, ranks), Auto(), size, one, shared, network)
+
     return [
         System(f"{ONE_RANK}, plain", Autoregressive(), 1, one, one, network),
-        System(ONE_RANK, Auto(), 1, one, one, network),
-        System("LP", Auto(), ranks, one, shared, network),
+        *map(group, sizes(ranks)),
         System("TP, plain", Autoregressive(), 1, tensor, tensor, network),
         System("TP", Auto(), 1, tensor, tensor, network),
     ]
@@ -93,13 +99,23 @@ def speed_of(checkpoint: Checkpoint, answers: KnownAnswers, systems: Sequence[Sy
     return cache(lambda name, streams: run(checkpoint, answers, by_name[name], streams))
 
 
-def servers_tokens_per_s(one_rank: Callable[[int], Speed], ranks: int, streams: int) -> float:
-    """Returns the speed of static data parallelism by separate servers, each with its share of the streams: they share
-    no host's work and no exchange, and none waits for another. one_rank: the speed of one rank at a number of streams.
+def group_name(size: int, ranks: int) -> str:
+    """The name of ranks that share all steps."""
+    return {1: ONE_RANK, ranks: LP}.get(size, f"LP, {size} ranks")
+
+
+def elastic_size(ranks: int, streams: int) -> int:
+    """The size of groups that `parallel=auto` has with so many streams."""
+    return ElasticGroups(Mode.auto).group_size(streams, ranks, now=0.0)
+
+
+def groups_tokens_per_s(one_group: Callable[[int], Speed], groups: int, streams: int) -> float:
+    """Returns the speed of groups of ranks, each with its share of the streams: they share no host's work and no
+    exchange, and none waits for another. one_group: the speed of a group at a number of streams.
     """
-    fewest, more = divmod(streams, ranks)
-    shares = [fewest + (rank < more) for rank in range(ranks)]
-    return sum(one_rank(share).tokens_per_s for share in shares if share)
+    fewest, more = divmod(streams, groups)
+    shares = [fewest + (group < more) for group in range(groups)]
+    return sum(one_group(share).tokens_per_s for share in shares if share)
 
 
 def groups_of(texts: Sequence[KnownText], streams: int) -> list[list[tuple[KnownText, int]]]:

@@ -10,7 +10,7 @@ from benchmarks.projections.network import Network
 from benchmarks.projections.streams import systems
 from benchmarks.projections.streams.curves import Machine
 from benchmarks.projections.streams.known_answers import KnownAnswers
-from benchmarks.projections.streams.systems import STAGGER, Speed, groups_of, run, servers_tokens_per_s, systems_on
+from benchmarks.projections.streams.systems import STAGGER, Speed, groups_of, groups_tokens_per_s, run, systems_on
 from lp import Engine
 from lp.step_cost import Extras, StepTimes
 
@@ -68,9 +68,16 @@ def test_servers_have_even_shares() -> None:
         asked.append(streams)
         return Speed("one rank", streams, 10 * streams, 10, 10, 10, 1.0, 1.0)
 
-    assert servers_tokens_per_s(one_rank, 8, 3) == 3 * 5 and set(asked) == {1}
+    assert groups_tokens_per_s(one_rank, 8, 3) == 3 * 5 and set(asked) == {1}
     asked.clear()
-    assert servers_tokens_per_s(one_rank, 8, 19) == 19 * 5 and sorted(asked) == [2] * 5 + [3] * 3
+    assert groups_tokens_per_s(one_rank, 8, 19) == 19 * 5 and sorted(asked) == [2] * 5 + [3] * 3
+
+
+def test_elastic_groups_are_as_large_as_those_of_a_server() -> None:
+    assert [systems.elastic_size(4, streams) for streams in (1, 3, 4, 7, 8, 64)] == [4, 4, 2, 2, 1, 1]
+    names = [system.name for system in systems_on(MACHINE, 4)]
+    assert [systems.group_name(size, 4) for size in (4, 2, 1)] == ["LP", "LP, 2 ranks", "one rank"]
+    assert {"LP", "LP, 2 ranks", "one rank"} < {*names}
 
 
 def test_the_hosts_work_is_added_but_not_the_answers(
