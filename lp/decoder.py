@@ -75,6 +75,13 @@ class AheadOf(NamedTuple):
     tokens: Sequence[int]
 
 
+class TokensPerStep(NamedTuple):
+    """Tokens that a step yields on average: of drafts that were made ahead of it, and all others."""
+
+    others: float
+    drafted: float
+
+
 class Decoder(ABC):
     """Plans trees for one sequence and learns from what the model answers.
 
@@ -179,6 +186,11 @@ class AheadDecoder(Decoder):
     """
 
     num_ahead: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> TokensPerStep:
+        """What steps yield that others draft ahead of, as far as is known."""
 
     @abstractmethod
     def draft_ahead(self, steps: Sequence[AheadOf], place: int, num_places: int) -> list[np.ndarray]:

@@ -32,7 +32,7 @@ class MixedDecoder(DraftedDecoder):
         """experience: of such requests. grows_freely: whether the second model is asked whatever it costs, as a fixed
         number of rows is wanted.
         """
-        super().__init__(text, DraftModel.depth)
+        super().__init__(text, DraftModel.depth, experience.ahead)
         self.inner, self._grows_freely = inner, grows_freely
         self._calibration = experience.calibration
         self._asking = Asking(experience, inner.profile.cost, text.reads_text, not text.is_ahead)
@@ -181,7 +181,7 @@ class MixedDecoder(DraftedDecoder):
         """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
         drafts go. num_right: how many of its drafts were accepted.
         """
-        self._end_with(accepted.tokens)
+        self._end_with(accepted.tokens, num_right)
         self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             if row >= len(self._rows):
@@ -194,7 +194,8 @@ class MixedDecoder(DraftedDecoder):
         return inner._replace(sources=names)
 
     def fingerprint(self) -> int:
-        state = self.inner.fingerprint(), self._calibration.state(), self._asking.state(), self.tree.as_lists()
+        drafts = self._calibration.state(), self._asking.state(), self._worth.state()
+        state = self.inner.fingerprint(), *drafts, self.tree.as_lists()
         return zlib.crc32(repr(state).encode()) >> 1
 
 
