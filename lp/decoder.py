@@ -28,16 +28,29 @@ class ProposedDrafts(NamedTuple):
     odds: Sequence[float] = ()
 
 
+class DraftedEnd(NamedTuple):
+    """An end of a step for which drafts were made while it was computed: a row of its tree, and the token after it.
+
+    place: of the rank that made them, among those that drafted ahead.
+    """
+
+    place: int
+    row: int
+    token: int
+
+
 class Described(NamedTuple):
     """What a trace says of a decoder and of the tree that it planned last.
 
     sources: of each row: "root", "cell" for one of the window's, or the name of the source that proposed it. window:
-    columns and levels; None without one. pool: n-grams in the pool; None without one.
+    columns and levels; None without one. pool: n-grams in the pool; None without one. drafted_for: the ends for which
+    others drafted ahead.
     """
 
     sources: list[str]
     window: tuple[int, int] | None = None
     pool: int | None = None
+    drafted_for: Sequence[DraftedEnd] = ()
 
 
 class RankedTokens(NamedTuple):

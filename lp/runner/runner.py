@@ -65,11 +65,13 @@ class SharedBy(NamedTuple):
     """Who computed what of the batch that was finished last.
 
     ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
-    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
+    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included. drafting: the ranks
+    that drafted ahead of it.
     """
 
     ranks: dict[str, str]
     most_rows: int
+    drafting: Items[int] = ()
 
 
 class Runner(Protocol):

@@ -98,7 +98,7 @@ def _seconds(states: Sequence[RequestState], times: StepTimes, num_parts: int) -
     own, num_rows = times.for_parts(num_parts), sum(state.likely_rows for state in states)
     num_cached = sum(len(state.sequence.tokens) for state in states)
     curve = _by_rows(own, num_parts, 1 << num_rows.bit_length())
-    return curve[num_rows] + own.of_sequences(-(-len(states) // num_parts), num_cached // num_parts)
+    return float(curve[num_rows]) + own.of_sequences(-(-len(states) // num_parts), num_cached // num_parts)
 
 
 def _ahead_of(state: RequestState) -> AheadOf | None:

@@ -70,7 +70,7 @@ class LookaheadParallel(ForwardRunner):
         self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
-        # The replicas that compute nothing of the present batch; what this one sends of its drafts, and all have sent.
+        # The replicas that draft ahead of the present batch; what this one sends of its drafts, and all have sent.
         self._idle: list[int] = []
         self._own_drafts: np.ndarray | None = None
         self._all_drafts: np.ndarray | None = None
@@ -160,19 +160,19 @@ class LookaheadParallel(ForwardRunner):
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self.sharing.share(steps, numbers)
-        self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica)
         is_ahead = any(step.is_ahead for step in steps)
         self.shares_step = not is_ahead and (len(steps) > 1 or len(all_shares[0].rows) > 1)
+        busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
+        self._idle = [replica for replica in range(self.num_replicas) if replica not in busy] if is_ahead else []
+        self.num_ahead = len(self._idle)
+        self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
+        self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica, self._idle)
         copies = plan_copies(steps, numbers, all_shares, self.sharing.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
         parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
         own = [part for part in parts if part is not None]
         self.num_rests += not own
-        busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)} if is_ahead else ()
-        self._idle = [replica for replica in range(self.num_replicas) if replica not in busy] if is_ahead else []
-        self.num_ahead = len(self._idle)
-        self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
         self._gather_caches(steps, all_shares, copies, own)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 

@@ -98,8 +98,9 @@ def shared_by(
     numbers: Sequence[Sequence[int]],
     all_shares: Sequence[Shares],
     ranks_per_replica: int,
+    drafting: Sequence[int] = (),
 ) -> SharedBy | None:
-    """What a trace says of a batch. numbers: see Sharing.share."""
+    """What a trace says of a batch. numbers: see Sharing.share. drafting: the ranks that draft ahead of it."""
     if not any([step.sequence.is_traced for step in steps]):
         return None
     ranks: dict[str, str] = {}
@@ -114,4 +115,4 @@ def shared_by(
                 digits[row] = digit_of(replica * ranks_per_replica)
         if step.sequence.is_traced:
             ranks[step.sequence.id] = "".join(digits)
-    return SharedBy(ranks, max(loads))
+    return SharedBy(ranks, max(loads), drafting)

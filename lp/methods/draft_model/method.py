@@ -131,8 +131,7 @@ class ModelDecoder(DraftedDecoder):
         self._is_chain = settings.is_chain
         self._expected = 1.0
         self._growth: Growth | None = None  # drafted for the step that is planned next
-        # The tree planned last, and for each of its rows the node of the growth.
-        self.tree, self._rows = chain([0]), [0]
+        self.tree = chain([0])  # the one planned last
         self._grown: Growth | None = None
 
     @property
@@ -226,12 +225,13 @@ class ModelDecoder(DraftedDecoder):
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             self.grown.learn(self._rows[row], target)
         self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
-        self._end_with(accepted.tokens, len(accepted.drafted))
-        drafted = Drafted(Counter({self.source: self.num_drafts}), [self.source] * len(accepted.drafted))
+        is_covered = self._end_with(accepted.tokens, len(accepted.drafted))
+        accepted_by = [self.source] * len(accepted.drafted)
+        drafted = Drafted(Counter({self.source: self.num_drafts}), accepted_by, is_covered)
         return accepted, lambda: drafted
 
     def describe(self) -> Described:
-        return Described(["root", *[self.source] * self.num_drafts])
+        return Described(["root", *[self.source] * self.num_drafts], drafted_for=self._ends())
 
     def fingerprint(self) -> int:
         tokens, parents = self.tree.as_lists()
