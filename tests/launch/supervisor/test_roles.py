@@ -1,4 +1,4 @@
-"""Ranks that verify and ranks that draft ahead, over HTTP: who did what in which step, and what becomes of a killed one."""
+"""Ranks that verify and ranks that draft ahead, over HTTP: who did what in which step, and what a kill leaves."""
 
 from __future__ import annotations
 
