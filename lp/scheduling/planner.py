@@ -127,7 +127,7 @@ class Planner:
         states = batch.decoding
         rooms = [self._max_length - len(state.sequence.tokens) for state in states]
         prefill = Prefill(batch.num_prefill, batch.num_waiting)
-        is_ahead = self._roles.are_ahead(states, self.step_times)
+        is_ahead = self.num_parts > 1 and self._roles.are_ahead(states, self.step_times)
         trees = iter(plan_trees(states, rooms, self.step_times, 1 if is_ahead else self.num_parts, prefill))
         for turn in batch.turns:
             if turn.decodes:

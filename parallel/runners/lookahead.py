@@ -25,7 +25,7 @@ from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.copying import Copying
 from parallel.runners.merging import answers_of, fingerprint_of, rows_of, tables_of
 from parallel.runners.prefill_split import compute_part
-from parallel.runners.shares import KnownTokens, Shares, shared_by
+from parallel.runners.shares import KnownTokens, Shares, idle_replicas, shared_by
 from parallel.runners.sharing import Sharing
 
 
@@ -162,8 +162,7 @@ class LookaheadParallel(ForwardRunner):
         all_shares = self.sharing.share(steps, numbers)
         is_ahead = any(step.is_ahead for step in steps)
         self.shares_step = not is_ahead and (len(steps) > 1 or len(all_shares[0].rows) > 1)
-        busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
-        self._idle = [replica for replica in range(self.num_replicas) if replica not in busy] if is_ahead else []
+        self._idle = idle_replicas(all_shares, self.num_replicas) if is_ahead else []
         self.num_ahead = len(self._idle)
         self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
         self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica, self._idle)

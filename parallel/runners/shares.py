@@ -93,6 +93,12 @@ class KnownTokens:
         return numbers
 
 
+def idle_replicas(all_shares: Sequence[Shares], num_replicas: int) -> list[int]:
+    """The replicas that have no part in a batch."""
+    busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
+    return [replica for replica in range(num_replicas) if replica not in busy]
+
+
 def shared_by(
     steps: Sequence[StepInput],
     numbers: Sequence[Sequence[int]],

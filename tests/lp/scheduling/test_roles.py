@@ -88,10 +88,6 @@ def test_a_decision_holds_for_some_steps() -> None:
     assert not are_ahead([Decoding(8)], roles=roles), "whatever was decided for others"
 
 
-def test_a_part_that_is_left_alone_has_nobody_to_draft_for_it() -> None:
-    assert are_ahead([Decoding(64, TokensPerStep(1.5, 0.0))], ONE, Roles(1)), "there is no time to be saved"
-
-
 def test_what_drafts_yield_is_learnt_and_forgotten_again() -> None:
     worth = AheadWorth()
     assert worth.tokens_per_step == (1.0, PRIOR_AHEAD)
