@@ -195,6 +195,7 @@ class RecordedStep:
         num_rows, num_sequences, seconds, expected_s = self.figures
         sources, window, pool, ends = self.described
         path = self.tree.path(self.rows[: len(self.emitted) + 1][-1])
+        ends = ends if self.drafting else ()  # a runner may not say who drafted
         drafted_for = [[self.drafting[end.place], end.row, end.token] for end in ends]
         is_end = [(end.row, [end.token]) == (path[-1], self.emitted[-1:]) for end in ends]
         return StepTrace(
