@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,9 @@ from benchmarks.projections.played_drafting import (
     PlayedAuto,
     PreparedRank,
     VerifyingRank,
-    step_seconds,
+    VerifyingRanks,
 )
 from benchmarks.projections.streams.curves import shared_times, tensor_times, with_exchange
-from benchmarks.projections.virtual_ranks import PlayedStep, VirtualRanks
 from benchmarks.shared.categories import ALL, CategoryPrompt, read_categories
 from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.options import add_decoded_texts, add_output, add_threads, make_parser, parse
@@ -110,8 +109,9 @@ class Way:
 AUTO, SELF = "`auto`", "`auto`, copy drafts before steps"
 
 
-def ahead_name(verifying: int, drafting: int) -> str:
-    return f"{'1' if verifying == 1 else f'tp={verifying}'} verifies, {drafting} draft{'s' * (drafting == 1)} ahead"
+def ahead_name(verifying: int, drafting: int, by: str = "") -> str:
+    verify = f"{by}{verifying} verif{'ies' if verifying == 1 or by else 'y'}"
+    return f"{verify}, {drafting} draft{'s' * (drafting == 1)} ahead"
 
 
 WAYS = {
@@ -120,8 +120,10 @@ WAYS = {
     **{f"lp={number}": Way(lp=number) for number in NUM_DEVICES},
     **{f"tp={number}": Way(tp=number) for number in NUM_DEVICES},
     **{f"lp=2 x tp={number}": Way(lp=2, tp=number) for number in (2, 4)},
+    **{f"lp={number}, copy drafts before steps": Way(lp=number, has_copy=True) for number in NUM_DEVICES},
     **{ahead_name(1, number - 1): Way(ahead=number - 1, has_copy=True) for number in NUM_DEVICES},
-    ahead_name(2, 2): Way(tp=2, ahead=2, has_copy=True),
+    **{ahead_name(lp, 4 - lp): Way(lp=lp, ahead=4 - lp, has_copy=True) for lp in (2, 3)},
+    ahead_name(2, 2, "tp="): Way(tp=2, ahead=2, has_copy=True),
 }
 
 
@@ -198,6 +200,7 @@ def main() -> None:
         help="an exchange takes (default %(default)g, measured in shared memory)",
     )  # fmt: skip
     parser.add_argument("--devices", nargs="+", default=[HERE, H100], choices=[HERE, H100], help="default: %(default)s")
+    parser.add_argument("--most-devices", type=int, default=8, help="of a way (default %(default)s)")
     parser.add_argument("--max-rows", type=int, default=32, help="of a tree, at most (default %(default)s)")
     add_threads(parser)
     add_output(parser)
@@ -215,7 +218,11 @@ def main() -> None:
         for machine in machines_of(checkpoint, folder, weights, Extras(*host), arguments):
             # Ways without a copy do not depend on it.
             of_devices = found.setdefault(machine.devices, {})
-            missing = [name for name, way in machine.ways.items() if way.has_copy or name not in of_devices]
+            missing = [
+                name
+                for name, way in machine.ways.items()
+                if way.num_devices <= arguments.most_devices and (way.has_copy or name not in of_devices)
+            ]
             of_devices |= {
                 name: decode_by(machine, name, checkpoint, texts, arguments.max_rows)
                 for name in progress(missing, machine.name, "way")
@@ -361,20 +368,15 @@ def make_engine(
     clock, cost = StepClock(times), StepCost(times.step, max(ROWS))
     extension.relative_costs = times.relative_costs
     if way.lp > 1:
-
-        def note(step: PlayedStep) -> None:
-            clock.add_step(step.inputs[0], step_seconds(cost, step.inputs[0], step.rows))
-
-        make_rank = partial(PreparedRank, prompts=prompts)
-        runner = VirtualRanks(checkpoint.model, way.lp, note, make_device=make_rank)
-        engine = Engine(checkpoint, runner, step_times=shared_times(machine.tensor[way.tp], way.lp, times.exchange_s))
-        return engine, clock, Auto(model_drafts=False, max_rows=max_rows)
-    runner = VerifyingRank(checkpoint.model, prompts, clock, cost, way.ahead)
-    engine = Engine(checkpoint, runner, step_times=times.step)
+        runner = VerifyingRanks(checkpoint.model, way.lp, prompts, clock, cost, way.ahead)
+        step_times = shared_times(machine.tensor[way.tp], way.lp, times.exchange_s)
+    else:
+        runner, step_times = VerifyingRank(checkpoint.model, prompts, clock, cost, way.ahead), times.step
+    engine = Engine(checkpoint, runner, step_times=step_times)
     engine.planner = AllPlaces(engine.planner, checkpoint.max_length, clock)
     if not way.has_copy:
         return engine, clock, Auto(model_drafts=False, max_rows=max_rows)
-    return engine, clock, PlayedAuto.on(clock, prompts, way.ahead, max_rows)
+    return engine, clock, PlayedAuto.on(clock, prompts, way.ahead, way.lp > 1, max_rows)
 
 
 def decode_by(machine: Machine, name: str, checkpoint: Checkpoint, texts: Sequence[PlainText], max_rows: int) -> Found:

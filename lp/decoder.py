@@ -28,16 +28,29 @@ class ProposedDrafts(NamedTuple):
     odds: Sequence[float] = ()
 
 
+class DraftedEnd(NamedTuple):
+    """An end of a step for which drafts were made while it was computed: a row of its tree, and the token after it.
+
+    place: of the rank that made them, among those that drafted ahead.
+    """
+
+    place: int
+    row: int
+    token: int
+
+
 class Described(NamedTuple):
     """What a trace says of a decoder and of the tree that it planned last.
 
     sources: of each row: "root", "cell" for one of the window's, or the name of the source that proposed it. window:
-    columns and levels; None without one. pool: n-grams in the pool; None without one.
+    columns and levels; None without one. pool: n-grams in the pool; None without one. drafted_for: the ends for which
+    others drafted ahead.
     """
 
     sources: list[str]
     window: tuple[int, int] | None = None
     pool: int | None = None
+    drafted_for: Sequence[DraftedEnd] = ()
 
 
 class RankedTokens(NamedTuple):
@@ -73,6 +86,13 @@ class AheadOf(NamedTuple):
 
     decoder: AheadDecoder
     tokens: Sequence[int]
+
+
+class TokensPerStep(NamedTuple):
+    """Tokens that a step yields on average: of drafts that were made ahead of it, and all others."""
+
+    others: float
+    drafted: float
 
 
 class Decoder(ABC):
@@ -179,6 +199,11 @@ class AheadDecoder(Decoder):
     """
 
     num_ahead: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def tokens_per_step(self) -> TokensPerStep:
+        """What steps yield that others draft ahead of, as far as is known."""
 
     @abstractmethod
     def draft_ahead(self, steps: Sequence[AheadOf], place: int, num_places: int) -> list[np.ndarray]:

@@ -14,8 +14,8 @@ from lp.tree import Drafted
 
 # The fields that are sent to other processes.
 COUNTED = (
-    "prompt_tokens", "cached_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted", "ttft_s",
-    "decode_s", "lossy",
+    "prompt_tokens", "cached_tokens", "tokens", "steps", "rows", "accepted_lengths", "proposed", "accepted",
+    "drafted_ahead", "ttft_s", "decode_s", "lossy",
 )  # fmt: skip
 
 
@@ -51,8 +51,9 @@ class Statistics:
     """The counts of one request. A step is one forward pass; the first step includes the prompt.
 
     cached_tokens: those of the prompt that were not computed, as another sequence begins with the same ones. rows: tree
-    rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that
-    they yielded. proposed, accepted: number of draft tokens by source. ttft_s: seconds from submission to the first
+    rows of all steps, without the prompt's. accepted_lengths: number of steps by the number of tokens that they
+    yielded. proposed, accepted: number of draft tokens by source. drafted_ahead: "steps" that other ranks drafted ahead
+    of, and those whose end they had "expected"; empty if there are none. ttft_s: seconds from submission to the first
     token. decode_s: seconds from the start of the first step to the last token. lossy: what makes the text another than
     the model's own, such as "typical"; empty if nothing does.
     """
@@ -65,6 +66,7 @@ class Statistics:
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     proposed: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    drafted_ahead: Counter[str] = field(default_factory=Counter)
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     ttft_s: float = 0.0
@@ -102,6 +104,8 @@ class Statistics:
         if drafted.proposed:
             self.proposed.update(drafted.proposed)
             self.accepted.update(drafted.accepted[:num_tokens])
+        if drafted.is_covered is not None:
+            self.drafted_ahead.update(steps=1, expected=int(drafted.is_covered))
 
     def counts(self) -> dict[str, Any]:
         """JSON values of the counts, for `from_counts`."""
@@ -111,7 +115,7 @@ class Statistics:
     def from_counts(counts: dict[str, Any]) -> Statistics:
         """The inverse of `counts`."""
         lengths = Counter({int(length): number for length, number in counts["accepted_lengths"].items()})
-        sources = {name: Counter(counts[name]) for name in ("proposed", "accepted")}
+        sources = {name: Counter(counts[name]) for name in ("proposed", "accepted", "drafted_ahead")}
         return Statistics(**{**counts, "accepted_lengths": lengths, **sources})
 
     def after(self, earlier: Statistics) -> Statistics:
@@ -128,12 +132,15 @@ class Statistics:
             accepted_lengths=earlier.accepted_lengths + self.accepted_lengths,
             proposed=earlier.proposed + self.proposed,
             accepted=earlier.accepted + self.accepted,
+            drafted_ahead=earlier.drafted_ahead + self.drafted_ahead,
             ttft_s=earlier.ttft_s if earlier.tokens else self.ttft_s,
             decode_s=earlier.decode_s + self.decode_s,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Rounded figures for a report, as JSON values. `lossy` is there only if the text is."""
+        """Rounded figures for a report, as JSON values. `lossy` is there only if the text is, and `drafted_ahead` only
+        if other ranks have drafted ahead.
+        """
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -144,6 +151,7 @@ class Statistics:
             "accepted_lengths": dict(sorted(self.accepted_lengths.items())),
             "proposed": dict(self.proposed),
             "accepted": dict(self.accepted),
+            **({"drafted_ahead": dict(self.drafted_ahead)} if self.drafted_ahead else {}),
             "ttft_s": round(self.ttft_s, 6),
             "decode_s": round(self.decode_s, 6),
             "tokens_per_s": round(self.tokens_per_s, 3),

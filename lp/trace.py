@@ -78,7 +78,9 @@ class StepTrace(NamedTuple):
     rows: of the whole step, prompts and the trees of other requests included, on the rank with the most. sequences:
     requests that took part in the step. step_ms: from its start to its answers. expected_ms: the same, by the step-time
     curve; None if there is none. window: columns and levels; None without one. pool: n-grams in the pool; None without
-    one. omitted: nodes that were left out (see `within`).
+    one. omitted: nodes that were left out (see `within`). drafting: a digit for each rank that drafted ahead of the
+    step. drafted_for: the ends of the step that they drafted for: a rank, a node, and the token after it; None if
+    nobody drafted ahead. came_true: the number of the end that came true; None if it is not there.
     """
 
     step: int
@@ -95,6 +97,9 @@ class StepTrace(NamedTuple):
     window: list[int] | None = None
     pool: int | None = None
     omitted: int = 0
+    drafting: str = ""
+    drafted_for: list[list[int]] | None = None
+    came_true: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`."""
@@ -105,13 +110,16 @@ class StepTrace(NamedTuple):
         return StepTrace(**values)
 
     def within(self, num_bytes: int) -> StepTrace:
-        """This trace with as many nodes as fit so many bytes of JSON: the deepest that were not accepted are left out.
+        """This trace with as many nodes as fit so many bytes of JSON: ends that did not come true are left out, and
+        then the deepest nodes that were not accepted.
 
         The accepted path and what was emitted always stay, so a step that accepts very many tokens may be larger.
         """
         excess = len(json.dumps(self._asdict(), separators=(",", ":"))) - num_bytes
         if excess <= 0:
             return self
+        if self.drafted_for is not None and len(self.drafted_for) > (self.came_true is not None):
+            return self._with_ends([] if self.came_true is None else [self.came_true]).within(num_bytes)
         excess += 2  # `omitted` gets more digits
         depths = [0]
         for parent in self.parents[1:]:
@@ -123,6 +131,12 @@ class StepTrace(NamedTuple):
             excess -= len(str(self.tokens[row])) + len(str(self.parents[row])) + 4
         return self._part(sorted([*kept, *others]))
 
+    def _with_ends(self, numbers: list[int]) -> StepTrace:
+        """Only some of the ends that were drafted for, with the one that came true."""
+        assert self.drafted_for is not None
+        came_true = None if self.came_true is None else numbers.index(self.came_true)
+        return self._replace(drafted_for=[self.drafted_for[number] for number in numbers], came_true=came_true)
+
     def _part(self, rows: Sequence[int]) -> StepTrace:
         """The nodes `rows`, ascending, with all ancestors of each."""
         places = {row: place for place, row in enumerate(rows)}
@@ -132,13 +146,16 @@ class StepTrace(NamedTuple):
             sources="".join([self.sources[row] for row in rows]),
             ranks="".join([self.ranks[row] for row in rows]),
             accepted=[places[row] for row in self.accepted],
+            drafted_for=self.drafted_for and [[rank, places[row], token] for rank, row, token in self.drafted_for],
             omitted=self.omitted + len(self.tokens) - len(rows),
         )
 
     def among(self, members: Sequence[int]) -> StepTrace:
         """The same with other numbers of ranks. members: the number of each rank that this trace has."""
         digits = {ord(DIGITS[place]): digit_of(rank) for place, rank in enumerate(members[: len(DIGITS)])}
-        return self._replace(ranks=self.ranks.translate(digits))
+        ends = self.drafted_for and [[members[rank], row, token] for rank, row, token in self.drafted_for]
+        drafting = self.drafting.translate(digits)
+        return self._replace(ranks=self.ranks.translate(digits), drafting=drafting, drafted_for=ends)
 
 
 def digit_of(rank: int) -> str:
@@ -161,7 +178,8 @@ class BatchFigures(NamedTuple):
 class RecordedStep:
     """A step that has been verified, of which no trace has been made yet. ranks: see StepTrace; None is rank 0. rows:
     for each accepted token the row whose target it is. Where rows have the same path of tokens, such as a window cell
-    and a draft, these may change from one branch to the other, so a trace shows the branch of the last one.
+    and a draft, these may change from one branch to the other, so a trace shows the branch of the last one. drafting:
+    the ranks that drafted ahead of it.
     """
 
     tree: TokenTree
@@ -170,17 +188,22 @@ class RecordedStep:
     ranks: str | None
     rows: list[int]
     emitted: list[int]
+    drafting: Sequence[int] = ()
 
     def trace(self, step: int) -> StepTrace:
         """step: its number."""
         num_rows, num_sequences, seconds, expected_s = self.figures
-        sources, window, pool = self.described
+        sources, window, pool, ends = self.described
+        path = self.tree.path(self.rows[: len(self.emitted) + 1][-1])
+        ends = ends if self.drafting else ()  # a runner may not say who drafted
+        drafted_for = [[self.drafting[end.place], end.row, end.token] for end in ends]
+        is_end = [(end.row, [end.token]) == (path[-1], self.emitted[-1:]) for end in ends]
         return StepTrace(
             step,
             *self.tree.as_lists(),
             "".join(map(LETTERS.__getitem__, sources)),
             self.ranks or "0" * len(self.tree),
-            self.tree.path(self.rows[: len(self.emitted) + 1][-1])[1:],
+            path[1:],
             self.emitted,
             num_rows,
             num_sequences,
@@ -188,18 +211,23 @@ class RecordedStep:
             None if expected_s is None else int(1e5 * expected_s + 0.5) / 100,
             window and [*window],
             pool,
+            drafting="".join(map(digit_of, self.drafting)),
+            drafted_for=drafted_for if self.drafting else None,
+            came_true=is_end.index(True) if True in is_end else None,
         )
 
 
 class TraceRecorder:
     """Records one request's steps, in their order.
 
-    figures: what the batch of the next step took. ranks: see RecordedStep. Both are set before the step is committed.
+    figures: what the batch of the next step took. ranks, drafting: see RecordedStep. All are set before the step is
+    committed.
     """
 
     def __init__(self) -> None:
         self.figures = BatchFigures(0, 0, 0.0, None)
         self.ranks: str | None = None
+        self.drafting: Sequence[int] = ()
         self._tree: TokenTree
         self._described: Described
 
@@ -209,4 +237,4 @@ class TraceRecorder:
 
     def committed(self, rows: list[int], emitted: list[int]) -> RecordedStep:
         """rows: for each accepted token the row whose target it is. emitted: those of the tokens that count."""
-        return RecordedStep(self._tree, self._described, self.figures, self.ranks, rows, emitted)
+        return RecordedStep(self._tree, self._described, self.figures, self.ranks, rows, emitted, self.drafting)

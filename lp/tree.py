@@ -387,11 +387,13 @@ class Accepted(NamedTuple):
 class Drafted:
     """The draft tokens of one step, by source.
 
-    proposed: how many drafts each source proposed. accepted: the source of each accepted draft, in order.
+    proposed: how many drafts each source proposed. accepted: the source of each accepted draft, in order. is_covered:
+    whether the step's end is one that others drafted for while it was computed; None if nobody did.
     """
 
     proposed: Counter[str]
     accepted: list[str]
+    is_covered: bool | None = None
 
 
 # Counts a step's drafts when it is called, which can wait until the next step has been started.

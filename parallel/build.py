@@ -61,9 +61,10 @@ def share_steps(
         return alone
     is_dp = Mode(mode) is Mode.dp
     drafts_ahead = has_draft and not is_dp and ranks_per_replica == 1
-    sharing = Sharing(is_dp=is_dp, drafts_ahead=drafts_ahead)
     messages, prefill_chunk = find_messages(alone, channel), channel.least(alone.prefill_chunk)
-    return LookaheadParallel(alone, channel, ranks_per_replica, messages, sharing, prefill_chunk)
+    return LookaheadParallel(
+        alone, channel, ranks_per_replica, messages, Sharing(is_dp=is_dp), prefill_chunk, drafts_ahead
+    )
 
 
 def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
@@ -77,12 +78,10 @@ def find_messages(alone: SingleDevice, channel: Channel) -> Messages | None:
     return channel.messages if (channel.compare(np.array([own], np.int32)) == own).all() else None
 
 
-def describe_mode(settings: ParallelSettings, mesh: Mesh, drafts_ahead: bool = False) -> list[Any]:
+def describe_mode(settings: ParallelSettings, mesh: Mesh) -> list[Any]:
     """JSON values that name a way of running a model: steps take a different time in each."""
     described = [dict(mesh.axes), mesh.num_local_ranks, str(settings.exchange), settings.delay_us]
-    if Mode(settings.mode) is Mode.dp:
-        return [*described, str(settings.mode)]
-    return [*described, "drafts ahead"] if drafts_ahead else described
+    return [*described, str(settings.mode)] if Mode(settings.mode) is Mode.dp else described
 
 
 # Called with the checkpoint once its weights are loaded.
@@ -117,7 +116,7 @@ class MeshTopology:
         self.on_loaded = on_loaded
         self._on_met = on_met
         self._model: CausalModel | None = None
-        self._settings, self._store, self._drafts_ahead = settings, store, False
+        self._settings, self._store = settings, store
         self.replica = connect_axis(settings, mesh, "pp" if mesh.degree("pp") > 1 else "tp", store)
 
     @property
@@ -140,7 +139,7 @@ class MeshTopology:
 
     @property
     def mode(self) -> Any:
-        return describe_mode(self._settings, self.mesh, self._drafts_ahead)
+        return describe_mode(self._settings, self.mesh)
 
     @property
     def has_met(self) -> bool:
@@ -179,9 +178,7 @@ class MeshTopology:
             alone: SingleDevice = TensorParallel(model, self.replica, prefill_chunk)
         else:
             alone = SingleDevice(model, prefill_chunk)
-        runner = share_steps(alone, self.channel, self._settings.mode, self.replica.num_ranks, has_draft)
-        self._drafts_ahead = runner.drafts_ahead
-        return runner
+        return share_steps(alone, self.channel, self._settings.mode, self.replica.num_ranks, has_draft)
 
     @property
     def traffic(self) -> Traffic:

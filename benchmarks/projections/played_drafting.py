@@ -1,4 +1,4 @@
-"""One process plays a rank that verifies and those that draft ahead of its steps, each with what it holds of a text.
+"""One process plays ranks that verify and those that draft ahead of their steps, each with what it holds of a text.
 
 All ranks of lookahead parallelism make the same plans, so one engine plans for all of them. What they draft differs:
 each has its own keys and values of the copy. What they have found is merged as real ranks merge it.
@@ -7,11 +7,13 @@ each has its own keys and values of the copy. What they have found is merged as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from benchmarks.projections.clocked_steps import StepClock
+from benchmarks.projections.virtual_ranks import PlayedStep, VirtualRanks
 from lp.decoder import Decoder
 from lp.kv_cache.cache import KVCache
 from lp.methods.auto.decoder import AutoDecoder
@@ -52,29 +54,71 @@ class PreparedRank(SingleDevice):
             state.cache = known.fork()
 
 
+class FoundAhead:
+    """What ranks that draft ahead have found. num_drafting: their number."""
+
+    def __init__(self, num_drafting: int):
+        self.num_drafting = num_drafting
+        self._found: list[np.ndarray] = []
+
+    def num_of(self, step: StepInput) -> int:
+        """How many ranks draft ahead of a step: all ranks compute the prompt."""
+        return 0 if len(step.sequence.tokens) == step.sequence.prompt_length else self.num_drafting
+
+    def add(self, drafts: np.ndarray) -> None:
+        self._found.append(drafts)
+
+    def take(self) -> np.ndarray | None:
+        found, self._found = self._found, []
+        return np.stack(found) if found else None
+
+
 class VerifyingRank(PreparedRank):
     """The rank that computes all steps, and the exchange with those that draft ahead."""
 
     def __init__(self, model: CausalModel, prompts: KnownPrompts, clock: StepClock, cost: StepCost, num_ahead: int):
         """cost: of the steps. num_ahead: ranks that draft ahead."""
         super().__init__(model, prompts)
-        self._clock, self._cost = clock, cost
-        self._num_drafting, self.drafts_ahead = num_ahead, num_ahead > 0
-        self._found: list[np.ndarray] = []
+        self._clock, self._cost, self._ahead = clock, cost, FoundAhead(num_ahead)
+        self.drafts_ahead = num_ahead > 0
 
     def launch(self, steps: list[StepInput]) -> Pending:
         (step,) = steps
-        is_first = len(step.sequence.tokens) == step.sequence.prompt_length
-        self.num_ahead = 0 if is_first else self._num_drafting  # all ranks compute the prompt
+        self.num_ahead = self._ahead.num_of(step)
         self._clock.add_step(step, step_seconds(self._cost, step, len(step.tree)))
         return super().launch(steps)
 
     def send_ahead(self, drafts: np.ndarray) -> None:
-        self._found.append(drafts)
+        self._ahead.add(drafts)
 
     def take_ahead(self) -> np.ndarray | None:
-        found, self._found = self._found, []
-        return np.stack(found) if found else None
+        return self._ahead.take()
+
+
+class VerifyingRanks(VirtualRanks):
+    """Ranks that share all trees, and the exchange with those that draft ahead."""
+
+    def __init__(
+        self, model: CausalModel, num_ranks: int, prompts: KnownPrompts, clock: StepClock, cost: StepCost,
+        num_ahead: int,
+    ):  # fmt: skip
+        """num_ranks: that share trees. The others: see VerifyingRank."""
+
+        def note(step: PlayedStep) -> None:
+            clock.add_step(step.inputs[0], step_seconds(cost, step.inputs[0], step.rows))
+
+        super().__init__(model, num_ranks, note, make_device=partial(PreparedRank, prompts=prompts))
+        self._ahead, self.drafts_ahead = FoundAhead(num_ahead), num_ahead > 0
+
+    def launch(self, steps: list[StepInput]) -> Pending:
+        self.num_ahead = self._ahead.num_of(steps[0])
+        return super().launch([replace(step, is_ahead=False) for step in steps])  # these ranks all verify
+
+    def send_ahead(self, drafts: np.ndarray) -> None:
+        self._ahead.add(drafts)
+
+    def take_ahead(self) -> np.ndarray | None:
+        return self._ahead.take()
 
 
 def step_seconds(cost: StepCost, step: StepInput, num_rows: int) -> float:
@@ -113,6 +157,11 @@ class ClockedText(DraftedText):
         self.clock.add_forward(len(found.rows.tree))
         return found
 
+    def begin_with(self, cache: KVCache, text: list[int]) -> None:
+        """Begins with the model's own keys and values of a text."""
+        self._take_from(cache, text)
+        self.reads_text = False
+
 
 class AheadTexts(ClockedText):
     """What the copies of all ranks that draft ahead hold of a text. They begin with the model's own keys and values of
@@ -134,12 +183,15 @@ class PlayedAuto(Auto):
     clock: StepClock
     prompts: KnownPrompts
     num_ahead: int
+    shares_trees: bool
 
     @staticmethod
-    def on(clock: StepClock, prompts: KnownPrompts, num_ahead: int, max_rows: int) -> PlayedAuto:
-        """num_ahead: ranks that draft ahead; 0 has drafts made before each step."""
+    def on(clock: StepClock, prompts: KnownPrompts, num_ahead: int, shares_trees: bool, max_rows: int) -> PlayedAuto:
+        """num_ahead: ranks that draft ahead; 0 has drafts made before each step. shares_trees: whether several ranks
+        verify, none of which holds all keys and values of a text.
+        """
         made = PlayedAuto(max_rows=max_rows)
-        made.clock, made.prompts, made.num_ahead = clock, prompts, num_ahead
+        made.clock, made.prompts, made.num_ahead, made.shares_trees = clock, prompts, num_ahead, shares_trees
         return made
 
     def make_decoder(self, request: Request, context: DecodingContext) -> Decoder:
@@ -154,6 +206,9 @@ class PlayedAuto(Auto):
         if self.num_ahead:
             text = AheadTexts(*given, None, True)
             text.ranks = [ClockedText(*given, lambda _: self.prompts[prompt], True) for _ in range(self.num_ahead)]
+        elif self.shares_trees:
+            text = ClockedText(*given)
+            text.begin_with(self.prompts[prompt], [*prompt])
         else:
             text = ClockedText(*given, partial(second.find_cache, request.id), False)
         for one in (text, *(text.ranks if isinstance(text, AheadTexts) else ())):

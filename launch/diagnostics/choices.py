@@ -36,6 +36,7 @@ def inspect(settings: RuntimeSettings) -> Iterator[Finding]:
     finally:
         logger.removeHandler(reasons)
     yield of_ranks(settings.parallel)
+    yield from roles(settings)
 
 
 def of_model(checkpoint: Checkpoint, settings: RuntimeSettings, warning: str) -> Iterator[Finding]:
@@ -95,6 +96,26 @@ def of_ranks(parallel: ParallelSettings) -> Finding:
     except ValueError as error:
         return Finding(SECTION, "ranks", str(error), {"ranks": ranks}, is_broken=True)
     return Finding(SECTION, "ranks", f"{ranks}: {explain(degrees, Mode(parallel.mode))}", {"ranks": ranks, **degrees})
+
+
+def roles(settings: RuntimeSettings) -> Iterator[Finding]:
+    """Who verifies and who drafts, where ranks with a draft model share steps."""
+    ranks, is_dp = num_ranks(settings.parallel), Mode(settings.parallel.mode) is Mode.dp
+    if not settings.draft.is_there or is_dp or ranks == 1:
+        return
+    try:
+        degrees = settings.parallel.resolve_degrees(ranks)
+    except ValueError:  # of_ranks tells it
+        return
+    if degrees != {"lp": ranks}:
+        text = "all ranks make the same drafts before a step, as not every rank holds the whole model"
+        yield Finding(SECTION, "drafts", text, {"drafting": 0})
+        return
+    text = (
+        f"where it pays by step times, one rank verifies and {ranks - 1} draft{'s' * (ranks == 2)} ahead, each for "
+        "other ends of the step; else all verify. The trace of a step says who did what, and what came true"
+    )
+    yield Finding(SECTION, "drafts", text, {"drafting": ranks - 1})
 
 
 class Reasons(logging.Handler):

@@ -175,7 +175,7 @@ class Rank:
         settings, found = self.settings.parallel, dict[int, StepTimes]()
 
         def find(runner: Runner, size: int) -> StepTimes | None:
-            described = self._describe(engine, epoch, size)
+            described = self._describe(epoch, size)
             return find_step_times(engine.request_builder, source, alone.model, runner, described, channel.broadcast)
 
         for size in sizes_of(Mode(settings.mode), channel.num_ranks):
@@ -196,10 +196,10 @@ class Rank:
     def _share_steps(self, engine: Engine, alone: SingleDevice, channel: Channel) -> Runner:
         return share_steps(alone, channel, self.settings.parallel.mode, has_draft=has_draft(engine))
 
-    def _describe(self, engine: Engine, epoch: Epoch, size: int) -> list[Any]:
+    def _describe(self, epoch: Epoch, size: int) -> list[Any]:
         """Names groups of a size among this epoch's members; see `describe_mode`."""
         whole = replace(epoch, group_size=0).mesh(self.mesh, self.mesh.rank)
-        mode = describe_mode(self.settings.parallel, whole, has_draft(engine) and size > 1)
+        mode = describe_mode(self.settings.parallel, whole)
         if size == len(epoch.members):
             return mode
         return [*mode, "apart"] if size == 1 else [*mode, "in groups of", size]
@@ -209,7 +209,7 @@ class Rank:
         size = channel.num_ranks
         self._tell(times, channel)
         if size not in self._files:
-            described = self._describe(engine, epoch, size)
+            described = self._describe(epoch, size)
             self._files[size] = step_times_file(engine.request_builder, engine.checkpoint.model, described)
         self._files[size].keep(times)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import astuple
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -117,6 +118,15 @@ class DraftHistory:
         self._shared: OrderedDict[str, Any] = OrderedDict()
         self._make_drafters = make_drafters or partial(usual_drafters, vocab_size=vocab_size)
         self._drafters = self._make_drafters(index, corpus)
+        self._of_one_part: DraftHistory | None = None
+
+    def of_one_part(self) -> DraftHistory:
+        """A history of requests whose steps one part of the runner computes. All requests learn together."""
+        if self._of_one_part is None:
+            self._of_one_part = copy(self)
+            self._of_one_part._num_parts = 1
+            self._of_one_part._profiles, self._of_one_part._chains, self._of_one_part._costs = {}, {}, {}
+        return self._of_one_part
 
     def update_times(self, step_times: StepTimes) -> None:
         """Decides by other step times from now on, also for requests that have begun. What was learnt stays."""
@@ -129,6 +139,8 @@ class DraftHistory:
             profile.account.update(profile.cost)
         for chains in self._chains.values():
             chains.lengths.update(chains.cost)
+        if self._of_one_part is not None:
+            self._of_one_part.update_times(step_times)
 
     def learnt(self) -> list[Learnt]:
         """What candidates are worth, for an engine after this one."""

@@ -91,7 +91,7 @@ class Engine:
             extension.find_cache = runner.find_cache if extension.shares_memory else None
             extension.is_ahead = runner.drafts_ahead
         if runner.drafts_ahead:
-            log.info("draft model: one rank computes the steps, and the others draft ahead of them")
+            log.info("draft model: where it pays, one rank computes a step, and the others draft ahead of it")
         if step_times is not None:
             runner.use_times(step_times)
         self.learner = step_times and StepTimesLearner(step_times, runner.num_parts)

@@ -116,7 +116,7 @@ class ConstrainedDecoder(Decoder):
                 "grammar" if row <= num_sure or row >= num_sure + num_inner else next(right, "window")
                 for row in accepted.rows[1:]
             ]
-            return Drafted(inner.proposed + Counter(grammar=num_added), sources)
+            return Drafted(inner.proposed + Counter(grammar=num_added), sources, inner.is_covered)
 
         return counted
 
@@ -129,7 +129,8 @@ class ConstrainedDecoder(Decoder):
     def describe(self) -> Described:
         inner = self.inner.describe()
         names = ["root", *["grammar"] * len(self._sure), *inner.sources[1:]]
-        return inner._replace(sources=names + ["grammar"] * (len(self.tree) - len(names)))
+        ends = [end._replace(row=end.row + len(self._sure)) for end in inner.drafted_for]
+        return inner._replace(sources=names + ["grammar"] * (len(self.tree) - len(names)), drafted_for=ends)
 
     def fingerprint(self) -> int:
         return zlib.crc32(repr((self._sure, self.inner.fingerprint())).encode()) >> 1

@@ -141,6 +141,7 @@ class Samples(ParentRequest):
             accepted_lengths=sum((one.accepted_lengths for one in all_stats), Counter()),
             proposed=sum((one.proposed for one in all_stats), Counter()),
             accepted=sum((one.accepted for one in all_stats), Counter()),
+            drafted_ahead=sum((one.drafted_ahead for one in all_stats), Counter()),
             decode_s=max(one.decode_s for one in all_stats),
         )
 

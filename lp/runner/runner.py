@@ -26,6 +26,7 @@ class StepInput:
     sequence: a sequence that the runner has opened. tree: the rows to answer; its root is the sequence's last token. An
     empty tree answers nothing. num_computed: how many of the sequence's first tokens have been computed after this
     step; with a tree, all but the last.
+    is_ahead: whether one part computes the trees of its batch while the others draft ahead of them.
     num_candidates: K, how many of the best tokens to return for each row; 0 is the target alone. fingerprint: checksum
     of the sequence's and the decoder's state, for ranks to compare; 0 if they do not.
     """
@@ -35,6 +36,7 @@ class StepInput:
     num_computed: int
     num_candidates: int = 0
     fingerprint: int = 0
+    is_ahead: bool = False
 
     @staticmethod
     def of(sequence: Sequence, tree: TokenTree, num_candidates: int = 0) -> StepInput:
@@ -63,11 +65,13 @@ class SharedBy(NamedTuple):
     """Who computed what of the batch that was finished last.
 
     ranks: for each sequence that is traced, by its id, a character for each row of its tree (see StepTrace).
-    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included.
+    most_rows: rows of the rank with the most, prompts and what it lacked of sequences included. drafting: the ranks
+    that drafted ahead of it.
     """
 
     ranks: dict[str, str]
     most_rows: int
+    drafting: Items[int] = ()
 
 
 class Runner(Protocol):
@@ -79,10 +83,10 @@ class Runner(Protocol):
     is_asynchronous: whether `start` only gives a device its work, so that the host can do something else until
     `finish`. It must be the same on all ranks. cache_bytes: size of this rank's KV caches. shared_by: None if nothing
     of the batch is traced, or one rank computes everything. shares_step: whether several parts computed trees of the
-    batch that was started last. drafts_ahead: whether some parts compute nothing of most batches, so that they can
-    draft ahead of them. ahead_place, num_ahead: the place of this part among those that compute nothing of the batch
-    that was started last, None if it computes something; and their number. can_copy: whether its parts can copy keys
-    and values from each other. prefill_chunk: most rows of a prompt in one forward, the same on all ranks.
+    batch that was started last. drafts_ahead: whether one part can compute a batch while the others draft ahead of it
+    (see StepInput.is_ahead). ahead_place, num_ahead: the place of this part among those that draft ahead of the batch
+    that was started last, None if it does not; and their number. can_copy: whether its parts can copy keys and values
+    from each other. prefill_chunk: most rows of a prompt in one forward, the same on all ranks.
     """
 
     depth: int = 1

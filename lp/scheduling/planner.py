@@ -24,6 +24,9 @@ from lp.scheduling.request_state import RequestState
 from lp.step_cost import StepTimes
 from lp.tree import TokenTree
 
+# Steps for which it stays decided who verifies, as parts that have drafted catch up before they verify.
+STEPS_PER_DECISION = 16
+
 
 class Prefill(NamedTuple):
     """Prompts that share a step. num_rows: theirs in it. num_left: prompts that have tokens to prefill after it."""
@@ -55,6 +58,58 @@ class Drafts(NamedTuple):
     owners: np.ndarray
 
 
+class Roles:
+    """Decides for each batch whether one part verifies it while the others draft ahead, or all parts verify.
+
+    A draft that was made ahead costs nothing but the time by which one part takes longer than all. So the way that is
+    expected to yield most tokens per second is chosen, by step times and by what such drafts have yielded.
+    """
+
+    def __init__(self, num_parts: int):
+        self._num_parts = num_parts
+        self._is_ahead, self._num_left = False, 0
+
+    def are_ahead(self, states: Sequence[RequestState], times: StepTimes | None) -> bool:
+        """Whether one part verifies. states: the requests that decode. times: of steps; without them, one verifies
+        wherever others can draft.
+        """
+        yields = [step.decoder.tokens_per_step for step in steps_ahead_of(states)]
+        if not yields or times is None:
+            return bool(yields)
+        if not self._num_left:
+            expected = sum(state.decoder.expected for state in states if _ahead_of(state) is None)
+            others = expected + sum(one.others for one in yields)
+            drafted = sum(one.drafted for one in yields)
+            self._is_ahead = self._pays(states, times, others, drafted)
+            self._num_left = STEPS_PER_DECISION
+        self._num_left -= 1
+        return self._is_ahead
+
+    def _pays(self, states: Sequence[RequestState], times: StepTimes, others: float, drafted: float) -> bool:
+        """Whether tokens per second are the most if one part verifies. others, drafted: tokens of a step."""
+        one_s, all_s = _seconds(states, times, 1), _seconds(states, times, self._num_parts)
+        if len(states) == 1:  # one part computes the tree if that is faster
+            all_s = min(one_s, all_s)
+        return (others + drafted) / one_s >= others / all_s
+
+
+def _seconds(states: Sequence[RequestState], times: StepTimes, num_parts: int) -> float:
+    """About the seconds of a step whose trees are as large as the last ones, and shared by so many parts."""
+    own, num_rows = times.for_parts(num_parts), sum(state.likely_rows for state in states)
+    num_cached = sum(len(state.sequence.tokens) for state in states)
+    curve = _by_rows(own, num_parts, 1 << num_rows.bit_length())
+    return float(curve[num_rows]) + own.of_sequences(-(-len(states) // num_parts), num_cached // num_parts)
+
+
+def _ahead_of(state: RequestState) -> AheadOf | None:
+    return state.decoder.ahead_of(state.sequence.tokens)
+
+
+def steps_ahead_of(states: Sequence[RequestState]) -> list[AheadOf]:
+    """The steps of these requests that others may draft ahead of."""
+    return [step for step in map(_ahead_of, states) if step is not None]
+
+
 class Planner:
     """Turns batches into the steps of a runner."""
 
@@ -64,6 +119,7 @@ class Planner:
         their request's state.
         """
         self.step_times, self.num_parts = step_times, num_parts
+        self._roles = Roles(num_parts)
         self._max_length, self._has_fingerprints = max_length, has_fingerprints
 
     def plan(self, batch: Batch) -> list[StepInput]:
@@ -71,10 +127,11 @@ class Planner:
         states = batch.decoding
         rooms = [self._max_length - len(state.sequence.tokens) for state in states]
         prefill = Prefill(batch.num_prefill, batch.num_waiting)
-        trees = iter(plan_trees(states, rooms, self.step_times, self.num_parts, prefill))
+        is_ahead = self.num_parts > 1 and self._roles.are_ahead(states, self.step_times)
+        trees = iter(plan_trees(states, rooms, self.step_times, 1 if is_ahead else self.num_parts, prefill))
         for turn in batch.turns:
             if turn.decodes:
-                batch.steps.append(self._decode_step(turn, next(trees)))
+                batch.steps.append(self._decode_step(turn, next(trees), is_ahead))
                 batch.expected += turn.state.decoder.expected
             else:
                 batch.steps.append(_prefill_step(turn))
@@ -82,7 +139,7 @@ class Planner:
 
     def draft_ahead(self, batch: Batch, runner: Runner) -> None:
         """Drafts from the likely ends of a batch that others compute, if this part has nothing of it to compute."""
-        steps = self._ahead_of(batch) if runner.num_ahead else []
+        steps = steps_ahead_of(batch.decoding) if runner.num_ahead else []
         if not steps:
             return
         found = [np.zeros(decoder.num_ahead, np.int32) for decoder, _ in steps]
@@ -95,21 +152,15 @@ class Planner:
         if (found := runner.take_ahead()) is None:
             return
         begin = 0
-        for decoder, _ in self._ahead_of(batch):
+        for decoder, _ in steps_ahead_of(batch.decoding):
             end = begin + decoder.num_ahead
             decoder.take_ahead(found[:, begin:end])
             begin = end
 
-    @staticmethod
-    def _ahead_of(batch: Batch) -> list[AheadOf]:
-        """What may be drafted ahead of."""
-        all_steps = [state.decoder.ahead_of(state.sequence.tokens) for state in batch.decoding]
-        return [step for step in all_steps if step is not None]
-
-    def _decode_step(self, turn: Turn, tree: TokenTree) -> StepInput:
+    def _decode_step(self, turn: Turn, tree: TokenTree, is_ahead: bool) -> StepInput:
         state, decoder = turn.state, turn.state.decoder
         fingerprint = state.fingerprint() if self._has_fingerprints else 0
-        return StepInput(state.sequence, tree, turn.num_computed, decoder.num_candidates, fingerprint)
+        return StepInput(state.sequence, tree, turn.num_computed, decoder.num_candidates, fingerprint, is_ahead)
 
 
 def _prefill_step(turn: Turn) -> StepInput:

@@ -42,7 +42,7 @@ class StepClock:
             self._described, self._figures = batch, self._describe(batch, shared)
         recorder.figures = self._figures
         if shared:
-            recorder.ranks = shared.ranks.get(state.sequence.id)
+            recorder.ranks, recorder.drafting = shared.ranks.get(state.sequence.id), shared.drafting
 
     def _served(self, batch: Batch) -> ServedStep:
         first, is_plain = batch.steps[0], all(len(step.tree) == 1 and not step.num_candidates for step in batch.steps)

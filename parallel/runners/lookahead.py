@@ -25,7 +25,7 @@ from parallel.runners.copy_cost import Copy, CopyCost, plan_copies
 from parallel.runners.copying import Copying
 from parallel.runners.merging import answers_of, fingerprint_of, rows_of, tables_of
 from parallel.runners.prefill_split import compute_part
-from parallel.runners.shares import KnownTokens, Shares, shared_by
+from parallel.runners.shares import KnownTokens, Shares, idle_replicas, shared_by
 from parallel.runners.sharing import Sharing
 
 
@@ -47,10 +47,11 @@ class LookaheadParallel(ForwardRunner):
         messages: Messages | None = None,
         sharing: Sharing | None = None,
         prefill_chunk: int | None = None,
+        drafts_ahead: bool = False,
     ):
         """inner: this rank's own runner. ranks_per_replica: number of neighbouring ranks that hold one replica.
         messages: for keys and values; None if nothing is copied. sharing: which replica computes what, the same on all
-        ranks. prefill_chunk: the least that any rank has; None is this one's.
+        ranks. prefill_chunk: the least that any rank has; None is this one's. drafts_ahead: see Runner.
         """
         super().__init__()
         self.inner = inner
@@ -59,8 +60,8 @@ class LookaheadParallel(ForwardRunner):
         self.ranks_per_replica = ranks_per_replica
         self.sharing = sharing or Sharing()
         self.num_replicas = channel.num_ranks // ranks_per_replica
-        self.drafts_ahead = self.sharing.drafts_ahead
-        self.num_parts = 1 if self.drafts_ahead or self.sharing.owners is not None else self.num_replicas
+        self.drafts_ahead = drafts_ahead
+        self.num_parts = 1 if self.sharing.owners is not None else self.num_replicas
         self.num_rests = 0
         self._replica = channel.rank // ranks_per_replica
         if inner.model.is_recurrent:
@@ -69,7 +70,7 @@ class LookaheadParallel(ForwardRunner):
         self.can_copy = self.copying is not None
         # By sequence id, made at a sequence's first step: the runner of an earlier epoch may have opened the sequence.
         self._known: defaultdict[str, KnownTokens] = defaultdict(lambda: KnownTokens(self.num_replicas))
-        # The replicas that compute nothing of the present batch; what this one sends of its drafts, and all have sent.
+        # The replicas that draft ahead of the present batch; what this one sends of its drafts, and all have sent.
         self._idle: list[int] = []
         self._own_drafts: np.ndarray | None = None
         self._all_drafts: np.ndarray | None = None
@@ -159,19 +160,18 @@ class LookaheadParallel(ForwardRunner):
         all_known = [self._known[step.sequence.id] for step in steps]
         numbers = [known.count(step.sequence.tokens) for known, step in zip(all_known, steps, strict=True)]
         all_shares = self.sharing.share(steps, numbers)
-        self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica)
-        self.shares_step = len(steps) > 1 or len(all_shares[0].rows) > 1
+        is_ahead = any(step.is_ahead for step in steps)
+        self.shares_step = not is_ahead and (len(steps) > 1 or len(all_shares[0].rows) > 1)
+        self._idle = idle_replicas(all_shares, self.num_replicas) if is_ahead else []
+        self.num_ahead = len(self._idle)
+        self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
+        self.shared_by = shared_by(steps, numbers, all_shares, self.ranks_per_replica, self._idle)
         copies = plan_copies(steps, numbers, all_shares, self.sharing.copy_cost) if self.can_copy else []
         for known, step, shares in zip(all_known, steps, all_shares, strict=True):
             known.note(step.tree, len(step.sequence.tokens), shares)
         parts = [shares.part(step, self._replica) for step, shares in zip(steps, all_shares, strict=True)]
         own = [part for part in parts if part is not None]
         self.num_rests += not own
-        if self.drafts_ahead:
-            busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
-            self._idle = [replica for replica in range(self.num_replicas) if replica not in busy]
-            self.num_ahead = len(self._idle)
-            self.ahead_place = self._idle.index(self._replica) if self._replica in self._idle else None
         self._gather_caches(steps, all_shares, copies, own)
         return partial(self._all_answers, steps, all_shares, self.inner.launch(own) if own else list)
 

@@ -93,13 +93,20 @@ class KnownTokens:
         return numbers
 
 
+def idle_replicas(all_shares: Sequence[Shares], num_replicas: int) -> list[int]:
+    """The replicas that have no part in a batch."""
+    busy = {replica for shares in all_shares for replica in (*shares.rows, *shares.feeds)}
+    return [replica for replica in range(num_replicas) if replica not in busy]
+
+
 def shared_by(
     steps: Sequence[StepInput],
     numbers: Sequence[Sequence[int]],
     all_shares: Sequence[Shares],
     ranks_per_replica: int,
+    drafting: Sequence[int] = (),
 ) -> SharedBy | None:
-    """What a trace says of a batch. numbers: see Sharing.share."""
+    """What a trace says of a batch. numbers: see Sharing.share. drafting: the ranks that draft ahead of it."""
     if not any([step.sequence.is_traced for step in steps]):
         return None
     ranks: dict[str, str] = {}
@@ -114,4 +121,4 @@ def shared_by(
                 digits[row] = digit_of(replica * ranks_per_replica)
         if step.sequence.is_traced:
             ranks[step.sequence.id] = "".join(digits)
-    return SharedBy(ranks, max(loads))
+    return SharedBy(ranks, max(loads), drafting)

@@ -1,4 +1,5 @@
-"""Which replicas compute which rows of a batch: all of them share every tree, or one computes a small tree alone.
+"""Which replicas compute which rows of a batch: all of them share every tree, or one computes a small tree alone, or
+all trees of a batch while the others draft ahead of them.
 
 Every rank computes the same shares from the same inputs, so no message is needed: the batch, its trees, the measured
 step times, and how much of each sequence every replica has computed. Shares affect speed, not results.
@@ -28,12 +29,11 @@ class Sharing:
 
     copy_cost: what it costs to copy what a replica lacks from another one. is_shared: whether all trees are shared, or
     each is computed by one replica; None decides by step times. owners: with parallel.mode=dp, the replica that
-    computes all of a sequence; None otherwise. drafts_ahead: whether one replica computes all trees, while the others
-    draft ahead of them.
+    computes all of a sequence; None otherwise.
     """
 
-    def __init__(self, copy_cost: CopyCost = NO_COPIES, is_dp: bool = False, drafts_ahead: bool = False):
-        self.copy_cost, self.drafts_ahead = copy_cost, drafts_ahead
+    def __init__(self, copy_cost: CopyCost = NO_COPIES, is_dp: bool = False):
+        self.copy_cost = copy_cost
         self.is_shared: bool | None = None
         self.owners: dict[str, int] | None = {} if is_dp else None
         self._times: StepTimes | None = None
@@ -56,14 +56,11 @@ class Sharing:
         """The shares of each step. numbers: for each, how many of its first tokens each replica has computed."""
         if self.owners is not None:
             return [self._owned(step, known, self.owners) for step, known in zip(steps, numbers, strict=True)]
-        if self.drafts_ahead:
+        verifier = None
+        if any(step.is_ahead for step in steps):
             totals = [sum(of_replica) for of_replica in zip(*numbers, strict=True)]
             verifier = totals.index(max(totals))
-            return [self._share(step, known, len(steps), verifier) for step, known in zip(steps, numbers, strict=True)]
-        return [
-            self._share(step, known, len(steps), known.index(max(known)))
-            for step, known in zip(steps, numbers, strict=True)
-        ]
+        return [self._share(step, known, len(steps), verifier) for step, known in zip(steps, numbers, strict=True)]
 
     def _owned(self, step: StepInput, known: Sequence[int], owners: dict[str, int]) -> Shares:
         """One replica computes all steps of a sequence: the one that holds most of it, else that owns the fewest."""
@@ -73,9 +70,10 @@ class Sharing:
             owners[step.sequence.id] = best
         return Shares.whole(step, owners[step.sequence.id])
 
-    def _share(self, step: StepInput, known: Sequence[int], num_steps: int, owner: int) -> Shares:
-        """owner: the replica that computes what one computes alone."""
+    def _share(self, step: StepInput, known: Sequence[int], num_steps: int, verifier: int | None) -> Shares:
+        """verifier: the replica that computes all trees; None if they may be shared."""
         most = max(known)
+        owner = known.index(most) if verifier is None else verifier
         if self.is_shared is False or step.tree.scored is not None:
             return Shares.whole(step, owner)
         trunk = step.num_computed - most
@@ -86,7 +84,7 @@ class Sharing:
             shares = split_prefill(step, known, [one for one in taking_part if one != owner] + [owner])
         elif not len(step.tree):
             shares = Shares({}, dict.fromkeys(taking_part, step.num_computed))
-        elif not self.drafts_ahead and self._decide(step, num_steps):
+        elif verifier is None and self._decide(step, num_steps):
             shares = share_tree(step.tree, known, taking_part, self.copy_cost)
         else:
             shares = Shares.whole(step, owner)

@@ -93,6 +93,18 @@ def test_what_is_accepted_stays_even_if_it_is_too_large() -> None:
     assert len(cut.accepted) == 150 and len(cut.tokens) == 151 and cut.omitted == 249
 
 
+@pytest.mark.parametrize("came_true", [None, 2])
+def test_ends_that_did_not_come_true_go_first(came_true: int | None) -> None:
+    ends = [[1, number, 7 + number] for number in (1, 5, 3, 9)]
+    whole = made_trace(45, 3)._replace(drafting="1", drafted_for=ends, came_true=came_true)
+    assert whole.within(size(whole)) == whole
+    cut = whole.within(size(whole) - 1)
+    assert cut.tokens == whole.tokens and cut.drafting == "1"
+    assert (cut.drafted_for, cut.came_true) == (([], None) if came_true is None else ([[1, 3, 10]], 0))
+    small = whole.within(600)
+    assert small.omitted and size(small) <= 600 and small.drafted_for == cut.drafted_for
+
+
 def test_a_trace_is_read_back_as_it_was() -> None:
     trace = made_trace(30, 3)
     assert StepTrace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
@@ -101,8 +113,9 @@ def test_a_trace_is_read_back_as_it_was() -> None:
 
 
 def test_ranks_are_renamed() -> None:
-    trace = made_trace(4, 0)._replace(ranks="0120")
-    assert trace.among([2, 0, 40]).ranks == "20*2"
+    trace = made_trace(4, 0)._replace(ranks="0120", drafting="12", drafted_for=[[1, 0, 7], [2, 3, 8]])
+    renamed = trace.among([2, 0, 40])
+    assert (renamed.ranks, renamed.drafting) == ("20*2", "0*") and renamed.drafted_for == [[0, 0, 7], [40, 3, 8]]
     assert [digit_of(rank) for rank in (0, 9, 10, 35, 36)] == ["0", "9", "a", "z", "*"]
 
 

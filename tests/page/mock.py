@@ -26,7 +26,8 @@ LOST_S = 5.0  # for which a killed rank is gone
 class Mock:
     """What the server is like, and what it has been asked. Tests change the fields while it runs.
 
-    breaks_after: the step after which a stream breaks off; None lets it go on.
+    breaks_after: the step after which a stream breaks off; None lets it go on. drafts_ahead: whether rank 1 drafts
+    ahead of the steps of rank 0.
     """
 
     text: str = recording.TEXT
@@ -36,6 +37,7 @@ class Mock:
     has_trace: bool = True
     has_template: bool = True
     breaks_after: int | None = None
+    drafts_ahead: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     vocabulary: recording.Vocabulary = field(default_factory=recording.Vocabulary)
     lost_at: float | None = None
@@ -111,6 +113,7 @@ class Mock:
             if count >= body["max_tokens"]:
                 break
             await asyncio.sleep(self.step_s)
+            trace = recording.drafted_ahead(trace) if self.drafts_ahead else trace
             count += len(trace["emitted"])
             chunk = {"choices": [{"index": 0, **choice(text), "finish_reason": None}]}
             yield _event({**chunk, "lookahead": trace} if body.get("lookahead_trace") else chunk)

@@ -91,3 +91,10 @@ def _trace(number: int, last: int, emitted: list[int], tokens: list[int], method
         "window": [5, 2] if method != "autoregressive" else None,
         "pool": 20 + 3 * number if method != "autoregressive" else None,
     }
+
+
+def drafted_ahead(trace: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a step that rank 0 computed while rank 1 drafted for two ends, the second of which came true."""
+    end = trace["accepted"][-1] if trace["accepted"] else 0
+    ends = [[1, 0, trace["tokens"][-1]], [1, end, trace["emitted"][-1]]]
+    return {**trace, "ranks": "0" * len(trace["ranks"]), "drafting": "1", "drafted_for": ends, "came_true": 1}

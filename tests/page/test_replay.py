@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -44,6 +46,19 @@ def test_labels_are_texts_of_tokens(visit: Visit, mock: Mock) -> None:
     expect(page.locator(".node-lit text")).to_have_text(["Here", "is", "a"])
     expect(page.locator(".node-next text")).to_have_text("function")
     expect(page.locator("#legend")).to_contain_text("window 10")
+
+
+def test_it_is_said_who_verified_and_who_drafted_for_what(visit: Visit, mock: Mock) -> None:
+    page = visit(mock.url)
+    ask(page, "Write a function.")
+    expect(page.locator(".rank-role").first).to_be_hidden()
+    mock.drafts_ahead = True
+    ask(page, "Once more.")
+    page.locator("#step").fill("1")
+    expect(page.locator(".rank-role").first).to_have_text("verified")
+    expect(page.locator(".rank-role").nth(1)).to_have_text(
+        re.compile("^drafted for .+ → .+, a → function \\(came true\\)$")
+    )
 
 
 def test_later_text_is_dimmed_and_a_click_leads_to_its_step(visit: Visit, mock: Mock) -> None:

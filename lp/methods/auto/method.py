@@ -13,7 +13,7 @@ from lp.methods.auto.decoder import AutoDecoder
 from lp.methods.auto.host_time import measure_host
 from lp.methods.auto.with_draft_model import MixedDecoder
 from lp.methods.draft_model.asking import Experience
-from lp.methods.draft_model.method import drafted_text
+from lp.methods.draft_model.method import drafted_text, history_of
 from lp.model.second_model import DRAFT
 from lp.request import DecodingContext, DecodingMethod, Request, RowBounds
 
@@ -36,14 +36,15 @@ class Auto(DraftSettings, DecodingMethod):
         return RowBounds(max(1, self.rows), max(self.max_rows, self.rows), by_time=not self.rows)
 
     def make_decoder(self, request: Request, context: DecodingContext) -> Decoder:
-        seed, temperature, history = request.sampling.seed, request.sampling.temperature, context.history
+        seed, temperature = request.sampling.seed, request.sampling.temperature
         assert seed is not None and temperature is not None
-        text = [*request.prompt, *context.generated]
-        decoder = AutoDecoder(self, text, seed, temperature, history, request.owner)
+        given = self, [*request.prompt, *context.generated], seed, temperature
         if not self.model_drafts or DRAFT not in context.extensions:
-            return decoder
+            return AutoDecoder(*given, context.history, request.owner)
+        text = drafted_text(request, context, not self.rows)
+        history = history_of(text, context)
         experience = history.of_all(self.method, temperature, Experience)
-        return MixedDecoder(decoder, drafted_text(request, context, not self.rows), experience, bool(self.rows))
+        return MixedDecoder(AutoDecoder(*given, history, request.owner), text, experience, bool(self.rows))
 
     def windows_tried(self, history: DraftHistory, temperature: float) -> WindowChoice:
         return history.profile(self, temperature).windows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class MixedDecoder(DraftedDecoder):
         """experience: of such requests. grows_freely: whether the second model is asked whatever it costs, as a fixed
         number of rows is wanted.
         """
-        super().__init__(text, DraftModel.depth)
+        super().__init__(text, DraftModel.depth, experience.ahead)
         self.inner, self._grows_freely = inner, grows_freely
         self._calibration = experience.calibration
         self._asking = Asking(experience, inner.profile.cost, text.reads_text, not text.is_ahead)
@@ -40,8 +41,7 @@ class MixedDecoder(DraftedDecoder):
         self._planned = self.tree = chain([0])
         self._growth: Growth
         self._length = -1
-        # For the root and each draft of the tree its node of the growth; how many of them are the other decoder's.
-        self._rows, self._num_own = [0], 1
+        self._num_own = 1  # the root and the other decoder's drafts in the tree
         self._expected = 1.0
 
     @property
@@ -154,20 +154,22 @@ class MixedDecoder(DraftedDecoder):
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         if self.tree is self._planned:
             accepted, count = self.inner.commit(tokens, answers)
-            self._learn(accepted, 0)
-            return accepted, count
+            is_covered = self._learn(accepted, 0)
+            return accepted, count if is_covered is None else lambda: replace(count(), is_covered=is_covered)
         accepted = verify(self.tree, answers.targets)
         own = [*range(self._num_own), *range(len(self._rows), len(self.tree))]
         found, count = self.inner.commit(tokens, answers.part(own))
         if more := [token for token in accepted.tokens[len(found.tokens) :] if token >= 0]:
             self.inner.follow([*tokens, *found.tokens], more)
         num_added, num_right = self._num_added, len(accepted.drafted) - len(found.drafted)
-        self._learn(accepted, num_right)
+        is_covered = self._learn(accepted, num_right)
 
         def counted() -> Drafted:
             inner = count()
             return Drafted(
-                inner.proposed + Counter({self.source: num_added}), [*inner.accepted, *[self.source] * num_right]
+                inner.proposed + Counter({self.source: num_added}),
+                [*inner.accepted, *[self.source] * num_right],
+                is_covered,
             )
 
         return accepted, counted
@@ -177,24 +179,26 @@ class MixedDecoder(DraftedDecoder):
         """Drafts of the second model in the tree."""
         return len(self._rows) - self._num_own
 
-    def _learn(self, accepted: Accepted, num_right: int) -> None:
+    def _learn(self, accepted: Accepted, num_right: int) -> bool | None:
         """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
-        drafts go. num_right: how many of its drafts were accepted.
+        drafts go. num_right: how many of its drafts were accepted. Returns what Drafted.is_covered says.
         """
-        self._end_with(accepted.tokens)
+        is_covered = self._end_with(accepted.tokens, num_right)
         self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             if row >= len(self._rows):
-                return
+                break
             self._growth.learn(self._rows[row], target)
+        return is_covered
 
     def describe(self) -> Described:
         inner = self.inner.describe()
         names = [*inner.sources[: self._num_own], *[self.source] * self._num_added, *inner.sources[self._num_own :]]
-        return inner._replace(sources=names)
+        return inner._replace(sources=names, drafted_for=self._ends())
 
     def fingerprint(self) -> int:
-        state = self.inner.fingerprint(), self._calibration.state(), self._asking.state(), self.tree.as_lists()
+        drafts = self._calibration.state(), self._asking.state(), self._worth.state()
+        state = self.inner.fingerprint(), *drafts, self.tree.as_lists()
         return zlib.crc32(repr(state).encode()) >> 1
 
 

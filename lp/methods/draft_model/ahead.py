@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lp.decoder import DraftedEnd
 from lp.methods.draft_model.calibration import WIDTH
 from lp.methods.draft_model.growth import MOST_AT_ONCE, Candidates, Growth
 
@@ -98,20 +99,22 @@ class GrowthAhead(Growth):
         self._references += [first + tokens.index(node.token) for node in added]
 
 
-def extend(growth: Growth, found: np.ndarray) -> None:
-    """Adds what ranks have found ahead to the growth of the step. found: int32 [ranks, NUM_INTEGERS]."""
+def extend(growth: Growth, found: np.ndarray) -> list[list[int]]:
+    """Adds what ranks have found ahead to the growth of the step. found: int32 [ranks, NUM_INTEGERS].
+
+    Returns the nodes that each rank has asked about.
+    """
     num_shared = len(growth.nodes)
-    for entries in found.reshape(-1, MOST_ENTRIES, ENTRY):
-        _extend(growth, entries, num_shared)
+    return [_extend(growth, entries, num_shared) for entries in found.reshape(-1, MOST_ENTRIES, ENTRY)]
 
 
-def _extend(growth: Growth, entries: np.ndarray, num_shared: int) -> None:
+def _extend(growth: Growth, entries: np.ndarray, num_shared: int) -> list[int]:
     """Adds what one rank has found. entries: int32 [E, ENTRY]. num_shared: nodes that all ranks had before."""
     asked = list[int]()
     for entry in entries:
         reference, tokens = int(entry[0]), entry[1 : 1 + WIDTH]
         if reference == NOTHING:
-            return
+            break
         if reference < num_shared:
             number = reference
         else:
@@ -123,6 +126,20 @@ def _extend(growth: Growth, entries: np.ndarray, num_shared: int) -> None:
         priors = entry[1 + WIDTH :].view(np.float32)[is_there]
         if growth.nodes[number].candidates is None:
             growth.add(number, Candidates(tokens[is_there].tolist(), priors.tolist()))
+    return asked
+
+
+def ends_drafted_for(growth: Growth, asked: Sequence[Sequence[int]], rows: Sequence[int]) -> list[DraftedEnd]:
+    """The ends of a step below which nodes were asked about. asked: see `extend`. rows: the tree's rows, as nodes."""
+    places, found = {number: row for row, number in enumerate(rows)}, list[DraftedEnd]()
+    for place, numbers in enumerate(asked):
+        for number in numbers:
+            if number in places:
+                continue
+            while (parent := growth.nodes[number].parent) not in places:
+                number = parent
+            found.append(DraftedEnd(place, places[parent], growth.nodes[number].token))
+    return list(dict.fromkeys(found))
 
 
 class Found:
@@ -141,6 +158,11 @@ class Found:
             if self._number == NOTHING:
                 return None
         return self
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the second model was asked what follows the end."""
+        return self._growth.nodes[self._number].candidates is not None
 
     def plant(self, growth: Growth) -> None:
         """Adds what is known to the growth of the next step, whose root is the end of the sequence."""

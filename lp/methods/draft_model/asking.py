@@ -7,6 +7,7 @@ a hundredth of the time is spent on trials, to notice when they are. No decision
 
 from __future__ import annotations
 
+from lp.decoder import TokensPerStep
 from lp.methods.draft_model.calibration import Calibration
 from lp.methods.draft_model.growth import Growth
 from lp.step_cost import StepCost
@@ -22,29 +23,34 @@ LIKELY_TOKENS = 128
 PRIOR_PACE_TOKENS, MOST_PACE_TOKENS = 8.0, 256.0
 # Tokens after which earlier ones count half.
 MOST_TOKENS = 1024.0
+# Tokens that drafts made ahead are believed to add to a step, as if so many steps had shown it. After so many, earlier
+# ones count half.
+PRIOR_AHEAD, PRIOR_STEPS, MOST_STEPS = 1.0, 16.0, 64.0
+# While nobody drafts ahead, each step makes what was learnt less sure, as if this share of one had shown the prior.
+FORGOTTEN = 1 / 64
 
 
-class PerToken:
-    """How much of something there is for each token, on average. Earlier tokens count less and less."""
+class FadingMean:
+    """How much of something there is for each token, or for each step, on average. Earlier ones count less and less."""
 
-    def __init__(self, prior: float, prior_tokens: float, most_tokens: float):
-        """prior: what is believed at first, as if so many tokens had shown it. most_tokens: after which earlier ones
-        count half.
+    def __init__(self, prior: float, prior_number: float, most: float):
+        """prior: what is believed at first, as if so many tokens or steps had shown it. most: of them, after which
+        earlier ones count half.
         """
-        self._amount, self._tokens, self._most = prior * prior_tokens, prior_tokens, most_tokens
+        self._amount, self._number, self._most = prior * prior_number, prior_number, most
 
     @property
     def mean(self) -> float:
-        return self._amount / self._tokens
+        return self._amount / self._number
 
-    def learn(self, num_tokens: int, amount: float) -> None:
-        self._tokens, self._amount = self._tokens + num_tokens, self._amount + amount
-        if self._tokens > self._most:
-            self._tokens, self._amount = self._tokens / 2, self._amount / 2
+    def learn(self, number: float, amount: float) -> None:
+        self._number, self._amount = self._number + number, self._amount + amount
+        if self._number > self._most:
+            self._number, self._amount = self._number / 2, self._amount / 2
 
     def state(self) -> tuple[float, ...]:
         """All that is known, for checksums."""
-        return self._amount, self._tokens
+        return self._amount, self._number
 
 
 class Worth:
@@ -52,7 +58,7 @@ class Worth:
 
     def __init__(self) -> None:
         self.trials = 0.0
-        self._gain = PerToken(PRIOR_GAIN, PRIOR_TOKENS, MOST_TOKENS)
+        self._gain = FadingMean(PRIOR_GAIN, PRIOR_TOKENS, MOST_TOKENS)
 
     def repays(self, price: float, wanted: int) -> bool:
         """Whether drafts are likely to gain what reading a text costs. wanted: tokens that it may go on for."""
@@ -67,14 +73,40 @@ class Worth:
         return self.trials, *self._gain.state()
 
 
+class AheadWorth:
+    """What a step yields of drafts that were made ahead of it, and of other sources."""
+
+    def __init__(self) -> None:
+        self._drafted = FadingMean(PRIOR_AHEAD, PRIOR_STEPS, MOST_STEPS)
+        self._others = FadingMean(1.0, PRIOR_STEPS, MOST_STEPS)
+
+    @property
+    def tokens_per_step(self) -> TokensPerStep:
+        return TokensPerStep(self._others.mean, self._drafted.mean)
+
+    def learn(self, num_others: int, num_drafted: int) -> None:
+        """Learns from a step that could have such drafts."""
+        self._others.learn(1, num_others)
+        self._drafted.learn(1, num_drafted)
+
+    def learn_without(self, num_tokens: int) -> None:
+        """Learns from a step that could not."""
+        self._others.learn(1, num_tokens)
+        self._drafted.learn(FORGOTTEN, FORGOTTEN * PRIOR_AHEAD)
+
+    def state(self) -> tuple[float, ...]:
+        """All that is known, for checksums."""
+        return *self._drafted.state(), *self._others.state()
+
+
 class Experience:
-    """What requests learn together about the drafts of a second model. plain_steps: the time that a token takes, drafts
-    included, in plain steps.
+    """What requests learn together about the drafts of a second model. ahead: about those made ahead of steps.
+    plain_steps: the time that a token takes, drafts included, in plain steps.
     """
 
     def __init__(self) -> None:
-        self.calibration, self.worth = Calibration(), Worth()
-        self.plain_steps = PerToken(1.0, PRIOR_PACE_TOKENS, MOST_PACE_TOKENS)
+        self.calibration, self.worth, self.ahead = Calibration(), Worth(), AheadWorth()
+        self.plain_steps = FadingMean(1.0, PRIOR_PACE_TOKENS, MOST_PACE_TOKENS)
 
 
 class Asking:

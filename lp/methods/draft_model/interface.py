@@ -8,8 +8,9 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from lp.decoder import AheadDecoder, AheadOf, Waiting
-from lp.methods.draft_model.ahead import NUM_INTEGERS, Found, GrowthAhead, extend
+from lp.decoder import AheadDecoder, AheadOf, DraftedEnd, TokensPerStep, Waiting
+from lp.methods.draft_model.ahead import NUM_INTEGERS, Found, GrowthAhead, ends_drafted_for, extend
+from lp.methods.draft_model.asking import AheadWorth
 from lp.methods.draft_model.growth import Growth
 from lp.tree import greatest_depth
 
@@ -57,9 +58,15 @@ class DraftedDecoder(AheadDecoder):
 
     num_ahead: ClassVar[int] = NUM_INTEGERS
 
-    def __init__(self, text: SecondText, depth: int):
-        """depth: the most drafts that follow one another."""
-        self._text, self._depth = text, depth
+    def __init__(self, text: SecondText, depth: int, worth: AheadWorth):
+        """depth: the most drafts that follow one another. worth: of drafts that are made ahead."""
+        self._text, self._depth, self._worth = text, depth, worth
+        # For the root and each draft of the tree its node of what has grown.
+        self._rows = [0]
+        # Whether others drafted ahead of the last step. If they draft ahead of the one that is computed now, the nodes
+        # that each of them has asked about.
+        self._follows_ahead = False
+        self._asked: list[list[int]] | None = None
         # What is known of the tree of the next step, drafted ahead, and the most drafts that can follow its root.
         self._found: Found | None = None
         self._greatest_depth = 0
@@ -93,12 +100,28 @@ class DraftedDecoder(AheadDecoder):
             self._found.plant(growth)
             self._found = None
 
-    def _end_with(self, tokens: Sequence[int]) -> None:
-        """Finds what was drafted below the end of the step that is committed. tokens: that it has yielded."""
-        self._found = Found(self.grown).follow(tokens) if self._text.is_ahead else None
+    def _end_with(self, tokens: Sequence[int], num_right: int) -> bool | None:
+        """Finds what was drafted below the end of the step that is committed, and learns what was drafted ahead of it.
+
+        tokens: that it has yielded. num_right: of the second model's drafts, those that were accepted. Returns what
+        Drafted.is_covered says.
+        """
+        if not self._text.is_ahead:
+            return None
+        self._found = Found(self.grown).follow(tokens)
+        if self._follows_ahead:
+            self._worth.learn(len(tokens) - num_right, num_right)
+        else:
+            self._worth.learn_without(len(tokens))
+        self._follows_ahead, self._asked = self._asked is not None, None
+        return (self._found is not None and self._found.has_drafts) if self._follows_ahead else None
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self._found = self._found and self._found.follow(more)
+
+    @property
+    def tokens_per_step(self) -> TokensPerStep:
+        return self._worth.tokens_per_step
 
     def ahead_of(self, tokens: Sequence[int]) -> AheadOf | None:
         return AheadOf(self, tokens) if self._text.is_ahead else None
@@ -115,7 +138,11 @@ class DraftedDecoder(AheadDecoder):
         return [growth.entries.ravel() for growth in growths]
 
     def take_ahead(self, found: np.ndarray) -> None:
-        extend(self.grown, found)
+        self._asked = extend(self.grown, found)
+
+    def _ends(self) -> list[DraftedEnd]:
+        """The ends of the step for which others have drafted."""
+        return ends_drafted_for(self.grown, self._asked or [], self._rows)
 
     @property
     def prepare(self) -> Callable[[Sequence[Waiting], int], None]:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import ClassVar
 
 from lp.decoder import Described, ProposedDrafts
+from lp.drafting.history import DraftHistory
 from lp.methods.draft_model.asking import Asking, Experience
 from lp.methods.draft_model.growth import Growth
 from lp.methods.draft_model.interface import DraftedDecoder, SecondText, Wish
@@ -88,9 +89,10 @@ class DraftModel(DecodingMethod):
     def make_decoder(self, request: Request, context: DecodingContext) -> ModelDecoder:
         temperature = request.sampling.temperature
         assert temperature is not None
-        cost = context.history.cost(self.rows, self.max_rows, temperature)
-        experience = context.history.of_all(self.method, temperature, Experience)
         text = drafted_text(request, context, not self.is_chain and not self.rows, self.is_chain)
+        history = history_of(text, context)
+        cost = history.cost(self.rows, self.max_rows, temperature)
+        experience = history.of_all(self.method, temperature, Experience)
         return ModelDecoder(self, text, cost, experience)
 
 
@@ -110,6 +112,11 @@ def drafted_text(request: Request, context: DecodingContext, can_be_ahead: bool,
     )  # fmt: skip
 
 
+def history_of(text: DraftedText, context: DecodingContext) -> DraftHistory:
+    """What a request plans its trees by: if others draft ahead of its steps, one part computes them."""
+    return context.history.of_one_part() if text.is_ahead else context.history
+
+
 class ModelDecoder(DraftedDecoder):
     """Drafts with a second model alone."""
 
@@ -117,15 +124,14 @@ class ModelDecoder(DraftedDecoder):
         """cost: of the model's steps; all decisions about rows are made by it and by the second model's share of it.
         experience: of such requests.
         """
-        super().__init__(text, settings.depth)
+        super().__init__(text, settings.depth, experience.ahead)
         self._settings, self._cost = settings, cost
         self._calibration = experience.calibration
         self._asking = Asking(experience, cost, text.reads_text, not text.is_ahead)
         self._is_chain = settings.is_chain
         self._expected = 1.0
         self._growth: Growth | None = None  # drafted for the step that is planned next
-        # The tree planned last, and for each of its rows the node of the growth.
-        self.tree, self._rows = chain([0]), [0]
+        self.tree = chain([0])  # the one planned last
         self._grown: Growth | None = None
 
     @property
@@ -219,16 +225,18 @@ class ModelDecoder(DraftedDecoder):
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             self.grown.learn(self._rows[row], target)
         self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
-        self._end_with(accepted.tokens)
-        drafted = Drafted(Counter({self.source: self.num_drafts}), [self.source] * len(accepted.drafted))
+        is_covered = self._end_with(accepted.tokens, len(accepted.drafted))
+        accepted_by = [self.source] * len(accepted.drafted)
+        drafted = Drafted(Counter({self.source: self.num_drafts}), accepted_by, is_covered)
         return accepted, lambda: drafted
 
     def describe(self) -> Described:
-        return Described(["root", *[self.source] * self.num_drafts])
+        return Described(["root", *[self.source] * self.num_drafts], drafted_for=self._ends())
 
     def fingerprint(self) -> int:
         tokens, parents = self.tree.as_lists()
-        return zlib.crc32(repr((tokens, parents, self._calibration.state(), self._asking.state())).encode()) >> 1
+        state = tokens, parents, self._calibration.state(), self._asking.state(), self._worth.state()
+        return zlib.crc32(repr(state).encode()) >> 1
 
 
 def number_that_pays(growth: Growth, cost: StepCost, other_rows: int = 0) -> int:

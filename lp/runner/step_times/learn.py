@@ -218,10 +218,10 @@ class StepTimesLearner:
     def _describe(self, step: ServedStep) -> tuple[dict[int, float], float]:
         """The share that each part has in the seconds of a step, and these seconds, without the load."""
         corrections, extras = self._corrections, self._base.extras
-        trees = -(-step.num_sequences // self._num_parts)
-        curve, rows = self._shared, self._rows_of_part(step)
+        curve, rows, num_parts = self._shared, self._rows_of_part(step), self._num_parts
         if self._alone and not step.is_shared:
-            curve, rows = self._alone, step.num_rows
+            curve, rows, num_parts = self._alone, step.num_rows, 1
+        trees = -(-step.num_sequences // num_parts)
         seconds: dict[int, float] = {}
         if step.is_plain:
             one_s = curve.times.at(rows)
@@ -236,7 +236,7 @@ class StepTimesLearner:
                 seconds[self._sampled] = sampled_s * math.exp(corrections[self._sampled])
         if trees > 1:
             seconds[self._sequence] = (trees - 1) * extras.sequence * math.exp(corrections[self._sequence])
-        if (cached := -(-step.num_cached // self._num_parts) - CACHED) > 0:
+        if (cached := -(-step.num_cached // num_parts) - CACHED) > 0:
             cached_s = cached / 1000 * extras.thousand_cached
             seconds[self._cached] = cached_s * math.exp(corrections[self._cached])
         total = sum(seconds.values())

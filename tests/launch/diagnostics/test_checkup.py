@@ -16,6 +16,7 @@ from launch.diagnostics import choices, findings, links, machine, model, softwar
 from launch.diagnostics.findings import Finding
 from lp.methods.auto.method import Auto
 from lp.model.checkpoint import ModelSettings
+from lp.model.quantization.quantize import Weights
 from lp.platform import build
 from lp.platform.disk_cache import VARIABLE
 from parallel.mesh import Mode, ParallelSettings
@@ -176,6 +177,25 @@ def test_a_model_that_cannot_be_loaded_is_broken(tmp_path: Path) -> None:
 def test_how_ranks_would_share_the_work_is_said(parallel: dict[str, object], text: str, is_broken: bool) -> None:
     found = choices.of_ranks(ParallelSettings(**parallel))  # type: ignore[arg-type]
     assert text in found.text and found.is_broken is is_broken
+
+
+@pytest.mark.parametrize(
+    ("parallel", "text"),
+    [
+        ({"ranks": 2}, "one rank verifies and 1 drafts ahead"),
+        ({"ranks": 4, "mode": Mode.lp}, "one rank verifies and 3 draft ahead"),
+        ({"ranks": 4, "tp": 2}, "all ranks make the same drafts before a step"),
+        ({"ranks": 2, "mode": Mode.dp}, None),
+        ({"ranks": 3, "tp": 2}, None),
+        ({"ranks": 1}, None),
+    ],
+)
+def test_who_would_verify_and_who_would_draft_is_said(parallel: dict[str, object], text: str | None) -> None:
+    wanted = settings("anywhere", **parallel)
+    assert not [*choices.roles(wanted)], "without a draft model"
+    wanted.draft.weights = Weights.int8
+    found = [finding.text for finding in choices.roles(wanted)]
+    assert found == [] if text is None else text in found[0]
 
 
 FINDINGS = [

@@ -1,18 +1,21 @@
-// The ranks of the server: their states, how many rows of the shown step each has, and a button that kills one.
+// The ranks of the server: their states, how many rows of the shown step each has, what each did in it if some drafted
+// ahead, and a button that kills one.
 
 import { byId, h, setText } from "./dom.js";
 import { rankClass } from "./palette.js";
+import { roleOf } from "./roles.js";
 
 const BACK_MS = 60000; // how long a rank is watched closely after it was killed
 
 export class Ranks {
-  constructor(connection, replay) {
-    Object.assign(this, { connection, replay });
+  constructor(connection, replay, labels) {
+    Object.assign(this, { connection, replay, labels });
     this.items = new Map();
     this.killed = new Map(); // ranks that are expected to come back, and whether they have been seen gone
     connection.addEventListener("state", () => this.draw());
     connection.addEventListener("reachable", () => this.draw());
     replay.addEventListener("change", () => this.drawRows());
+    labels.addEventListener("change", () => this.drawRows());
   }
 
   draw() {
@@ -50,24 +53,27 @@ export class Ranks {
     const state = h("span", { class: "rank-state" });
     const rows = h("span", { class: "rank-rows" });
     const bar = h("span", { class: "rank-bar", "aria-hidden": "true" }, h("span"));
+    const role = h("span", { class: "rank-role" });
     const kill = h("button", { type: "button", class: "quiet small kill", "aria-label": `Kill rank ${rank}` }, "Kill");
     kill.addEventListener("click", () => this.kill(rank));
     const element = h("li", { class: `rank ${rankClass(rank)}` },
       h("span", { class: `swatch ${rankClass(rank)}`, "aria-hidden": "true" }),
-      h("span", { class: "rank-name" }, `rank ${rank}`), state, rows, bar, kill);
+      h("span", { class: "rank-name" }, `rank ${rank}`), state, rows, bar, kill, role);
     byId("ranks").append(element);
-    const item = { element, state, rows, bar: bar.firstChild, kill };
+    const item = { element, state, rows, bar: bar.firstChild, kill, role };
     this.items.set(rank, item);
     return item;
   }
 
   drawRows() {
-    const ranks = this.replay.step?.trace?.ranks ?? "";
+    const trace = this.replay.step?.trace;
+    const ranks = trace?.ranks ?? "";
     const most = ranks.length || 1;
     for (const [rank, item] of this.items) {
       const rows = [...ranks].filter((digit) => parseInt(digit, 36) === rank).length;
       setText(item.rows, ranks ? `${rows} of ${ranks.length} nodes` : "");
       item.bar.style.width = `${(100 * rows) / most}%`;
+      setText(item.role, trace?.drafting ? roleOf(rank, trace, (token) => this.labels.of(token)) : "");
     }
   }
 

@@ -25,7 +25,7 @@ export class TreeView {
   show(step, words = "") {
     this.step = step;
     this.words = words;
-    if (step?.trace && !step.isExample) this.labels.want([...step.trace.tokens, ...step.trace.emitted]);
+    if (step?.trace && !step.isExample) this.labels.want(tokensOf(step.trace));
     this.draw();
   }
 
@@ -94,6 +94,11 @@ export class TreeView {
     items.push(item("swatch swatch-lit", "accepted"), item("swatch swatch-next", "the model's next"));
     byId("legend").replaceChildren(...items);
   }
+}
+
+function tokensOf(trace) {
+  const ends = (trace.drafted_for ?? []).map(([, , token]) => token);
+  return [...trace.tokens, ...trace.emitted, ...ends];
 }
 
 const isLit = (node) => Boolean(node.isAccepted || node.isRoot);
