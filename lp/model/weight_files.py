@@ -58,10 +58,11 @@ class Shard:
 @dataclass(frozen=True)
 class Matrices:
     """The names in the files of the matrices of which a tensor of all experts consists: those of each of its parts, in
-    the order of experts. Parts lie one behind the other along the outputs.
+    the order of experts. Parts lie one behind the other along the outputs, or their outputs take turns.
     """
 
     parts: tuple[tuple[str, ...], ...]
+    takes_turns: bool = False  # in GGUF files alone
 
 
 @dataclass(frozen=True)
