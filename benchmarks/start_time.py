@@ -1,11 +1,13 @@
-"""Measures how long a server takes from its command until it is ready, warm and cold.
+"""Measures how long a server takes from its command until it is ready, warm and cold, or a text until its first token.
 
     python -m benchmarks.start_time --model smollm2 --dtype bfloat16 --rounds 5
+    python -m benchmarks.start_time --model gemma3-270m --program generate
 
 Warm: everything that is kept between runs is there: compiled code, step times, Python's bytecode. Cold: the folder
 that LOOKAHEAD_CACHE names is empty, but for packages that would be downloaded; a GGUF file is unpacked, the forward
-compiled and step times measured. The first warm start is not counted. Ready is the first answer of 200 from GET /ready.
-The stages are the lines of the log, with the median of the seconds after which they came. Writes tables to --output.
+compiled and step times measured. The first warm start is not counted. Ready is the first answer of 200 from GET /ready,
+or, of --program generate, the first character that it prints. The stages are the lines of the log, with the median of
+the seconds after which they came. Writes tables to --output.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,8 +50,8 @@ STAGES = {
 
 @dataclass
 class Start:
-    """One start of a server. ready_s: from the command to the first answer that it is ready. cpu_s: processor time
-    until then. stages: seconds from the command to the end of each stage that the log showed.
+    """One start of a program. ready_s: from the command until it is ready. cpu_s: processor time until then. stages:
+    seconds from the command to the end of each stage that the log showed.
     """
 
     ready_s: float
@@ -59,16 +61,18 @@ class Start:
 
 def main() -> None:
     arguments = parse_arguments()
-    command = [sys.executable, str(CHECKOUT / "launch" / "serve.py"), f"model={arguments.model}", "server.port=0"]
+    start, own = PROGRAMS[arguments.program]
+    command = [sys.executable, str(CHECKOUT / "launch" / f"{arguments.program}.py"), f"model={arguments.model}", *own]
     command += [f"model.dtype={arguments.dtype}", f"parallel.threads={arguments.threads}", *arguments.settings]
     start(command, environment())
     warm = [start(command, environment()) for _ in progress(range(arguments.rounds), "warm", unit="start")]
-    cold = [start_cold(command) for _ in progress(range(arguments.cold_rounds), "cold", unit="start")]
+    cold = [start_cold(start, command) for _ in progress(range(arguments.cold_rounds), "cold", unit="start")]
     measured = {"warm": warm, "cold": cold}
+    of_server = arguments.program == "serve"
     publish(
         arguments.output,
-        f"start_time-{arguments.model}",
-        f"From the command to serving: {arguments.model}",
+        f"{'start_time' if of_server else 'first_token'}-{arguments.model}",
+        f"From the command to {'serving' if of_server else 'the first token'}: {arguments.model}",
         describe(measured),
         {name: [asdict(one) for one in starts] for name, starts in measured.items()},
     )
@@ -77,12 +81,13 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="smollm2", help="a model of conf/model (default %(default)s)")
+    parser.add_argument("--program", default="serve", choices=PROGRAMS, help="default %(default)s")
     parser.add_argument("--dtype", default="bfloat16", help="its number format (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="warm starts (default %(default)s)")
     parser.add_argument("--cold-rounds", type=int, default=3, help="cold starts (default %(default)s)")
     add_threads(parser)
     add_output(parser)
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the server")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the program")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.cold_rounds < 0:
         parser.error("--rounds must be at least 1, --cold-rounds at least 0")
@@ -95,14 +100,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", **more}
 
 
-def start_cold(command: Sequence[str]) -> Start:
+def start_cold(start: Callable[[Sequence[str], Mapping[str, str]], Start], command: Sequence[str]) -> Start:
     with tempfile.TemporaryDirectory(prefix="lookahead-parallel-") as cache:
         if packages := disk_cache.folder("packages"):
             Path(cache, "packages").symlink_to(packages)
         return start(command, environment(**{disk_cache.VARIABLE: cache}))
 
 
-def start(command: Sequence[str], variables: Mapping[str, str]) -> Start:
+def start_server(command: Sequence[str], variables: Mapping[str, str]) -> Start:
     """Starts a server, waits until it is ready and ends it. Raises SystemExit with its log if it does not get ready."""
     client = httpx.Client(timeout=5)  # making one takes tenths of a second
     began = time.perf_counter()
@@ -112,10 +117,7 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> Start:
         address = ""
         for line in process.stderr:
             lines.append(line)
-            for name, pattern in STAGES.items():
-                if found := pattern.search(line):
-                    stages[name] = time.perf_counter() - began
-                    address = found[1] if found.groups() else ""
+            address = note_stage(line, stages, began)
             if address:
                 break
         Thread(target=_read_on, args=(process.stderr,), daemon=True).start()
@@ -127,9 +129,51 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> Start:
         return Start(ready_s, cpu_seconds(process.pid), stages)
 
 
+def start_text(command: Sequence[str], variables: Mapping[str, str]) -> Start:
+    """Starts a program that prints a text, waits for its first character and ends it. Raises SystemExit with its log if
+    it prints nothing.
+    """
+    stages, lines, began = dict[str, float](), list[str](), time.perf_counter()
+
+    def read_log(stream: IO[str]) -> None:
+        for line in stream:
+            lines.append(line)
+            note_stage(line, stages, began)
+
+    with running(command, variables, subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        log = Thread(target=read_log, args=(process.stderr,), daemon=True)
+        log.start()
+        first = process.stdout.read(1)
+        ready_s, cpu_s = time.perf_counter() - began, cpu_seconds(process.pid)
+    log.join()
+    if not first:
+        raise SystemExit(f"the program printed nothing:\n{''.join(lines)}")
+    return Start(ready_s, cpu_s, stages)
+
+
+# By its name in launch/, how a program is started, and its own settings.
+PROGRAMS = {
+    "serve": (start_server, ["server.port=0"]),
+    "generate": (start_text, ["prompt=The capital of France is", "max_new_tokens=4", "show_prompt=false"]),
+}
+
+
+def note_stage(line: str, stages: dict[str, float], began: float) -> str:
+    """Notes the time of the stages that a line of the log ends; returns the address that it names, if any."""
+    address = ""
+    for name, pattern in STAGES.items():
+        if found := pattern.search(line):
+            stages[name] = time.perf_counter() - began
+            address = found[1] if found.groups() else ""
+    return address
+
+
 @contextmanager
-def running(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(variables))
+def running(
+    command: Sequence[str], variables: Mapping[str, str], stdout: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=dict(variables))
     try:
         yield process
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter, TokenType, quantize
+from gguf import GGUFWriter, RopeScalingType, TokenType, quantize
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoTokenizer
@@ -36,6 +36,8 @@ PARTS = {
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
@@ -49,8 +51,10 @@ PARTS = {
     "norm": "output_norm",
 }
 
+# Names that an architecture has instead.
+OTHER_PARTS = {"gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
 # The models of architectures, where they are not Llamas.
-MODELS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+MODELS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
 
 
 def write_gguf(
@@ -86,14 +90,21 @@ def write_gguf(
     if architecture in MODELS:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture == "qwen3moe":
+    if architecture in ("qwen3moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
+    if architecture == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
     _add_tokenizer(writer, folder, config, tokenizer)
     turns, kind = cycle(kinds), GGMLQuantizationType.F32
-    for name, tensor in _merged(load_file(folder / "model.safetensors")).items():
-        if (written := _name(name)) == without:
+    parts = PARTS | OTHER_PARTS.get(architecture, {})
+    for name, tensor in _merged(_apart(load_file(folder / "model.safetensors"))).items():
+        if (written := _name(name, parts)) == without:
             continue
-        if tensor.ndim == 1 or "ffn_gate_inp" in written:
+        if tensor.ndim == 1 or "ffn_gate_inp" in written or written.endswith("bias"):
             kind = GGMLQuantizationType.F32
         elif "ffn_up_exps" not in written:  # which has the type of ffn_gate_exps
             kind = GGMLQuantizationType[next(turns)]
@@ -107,13 +118,31 @@ def write_gguf(
     return file
 
 
+def _apart(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same tensors, of which gpt-oss's are named and cut as other models'."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        experts = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?", name)
+        if name.endswith(".sinks"):
+            found[f"{name}.weight"] = tensor
+        elif experts is None:
+            found[name] = tensor
+        else:
+            before, part, is_bias = experts.groups()
+            names, kind = part.split("_"), "bias" if is_bias else "weight"
+            by_output = tensor if is_bias else tensor.swapaxes(1, 2)
+            for number, one in enumerate(names):
+                found[f"{before}.{one}_proj.{kind}"] = np.ascontiguousarray(by_output[:, number :: len(names)])
+    return found
+
+
 def _merged(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same tensors, with one for all experts of a layer."""
     found: dict[str, np.ndarray] = {}
     by_name: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in tensors.items():
-        if ".experts." in name:
-            before, number, part = re.split(r"\.(\d+)\.(?=\w+_proj)", name)
+        if found_number := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+_proj.*)", name):
+            before, number, part = found_number.groups()
             by_name.setdefault(f"{before}.{part}", {})[int(number)] = tensor
         else:
             found[name] = tensor
@@ -149,10 +178,10 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, config: Any, kind: str) -> 
     writer.add_chat_template("{{ messages }}")
 
 
-def _name(name: str) -> str:
+def _name(name: str, parts: dict[str, str]) -> str:
     """The name in a GGUF file of a tensor that transformers calls `name`."""
     module, _, kind = name.removeprefix("model.").rpartition(".")
     if module.startswith("layers."):
         _, layer, part = module.split(".", 2)
-        return f"blk.{layer}.{PARTS[part]}.{kind}"
-    return f"{PARTS[module]}.{kind}"
+        return f"blk.{layer}.{parts[part]}.{kind}"
+    return f"{parts[module]}.{kind}"

@@ -25,7 +25,7 @@ from lp.kv_cache.cache import KVCache, RowsOnly
 from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.model.cpu.forward import NativeForward
-from lp.model.cpu.source import ATTENTION, PRODUCT
+from lp.model.cpu.source import ATTENTION, EXPERTS, PRODUCT, QUANTIZED, QUANTIZED_EXPERTS
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import LayerAttention
 from lp.tree import TokenTree
@@ -33,6 +33,8 @@ from lp.tree import TokenTree
 # The profiler's names of products with weights. Attention's own products have other names.
 WEIGHT_PRODUCT = re.compile(r"aten::(linear|addmm|_grouped_mm)$|.*_gemm_|aoti_torch_\w+_(linear|addmm|mm)")
 ROUNDS = 7
+# Kinds of native instructions that multiply rows with weights.
+PRODUCTS = PRODUCT, EXPERTS, QUANTIZED, QUANTIZED_EXPERTS
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,11 @@ def _native_parts(way: str, native: NativeForward, cache: KVCache, tree: TokenTr
     cache.reserve(len(tree))
     rounds = [native.times(tree, cache, len(tree)) for _ in range(1 + ROUNDS)][1:]
     whole = min(sum(seconds for _, seconds in one) for one in rounds)
-    by_kind = {
-        kind: [[seconds for found, seconds in one if found == kind] for one in rounds] for kind in (ATTENTION, PRODUCT)
-    }
-    head = min(times[-1] for times in by_kind[PRODUCT])
-    products = min(sum(times[:-1]) for times in by_kind[PRODUCT])
-    return ForwardParts(way, cache.length, len(tree), whole, min(map(sum, by_kind[ATTENTION])), products, head)
+    attention = min(sum(seconds for kind, seconds in one if kind == ATTENTION) for one in rounds)
+    products = [[seconds for kind, seconds in one if kind in PRODUCTS] for one in rounds]
+    head = min(times[-1] for times in products)
+    others = min(sum(times[:-1]) for times in products)
+    return ForwardParts(way, cache.length, len(tree), whole, attention, others, head)
 
 
 def _time(run: Callable[[], object], model: CausalModel) -> float:

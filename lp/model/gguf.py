@@ -33,6 +33,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
 from lp.model.errors import CheckpointError, one_line
@@ -242,13 +243,19 @@ def _convert(file: Path, folder: Path, header: GgufHeader, with_weights: bool) -
     """Writes a file's configuration, tokenizer, chat template and generation defaults to a folder, and its weights if
     they are asked for.
     """
+    from lp.model.quantization import gguf_gpt_oss  # it needs the package gguf
+
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    is_gpt_oss = header.architecture == gguf_gpt_oss.ARCHITECTURE
     with _parsing_once():
         with _reading("model", file):
-            config = AutoConfig.from_pretrained(**where)
+            config = gguf_gpt_oss.read_config(header) if is_gpt_oss else AutoConfig.from_pretrained(**where)
         check_config(config)
         with _reading("tokenizer", file):
-            tokenizer = AutoTokenizer.from_pretrained(**where, config=config)
+            if is_gpt_oss:  # AutoTokenizer would let transformers read the configuration
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(**where, config=config)
         if with_weights:
             _unpack(file, config).save_pretrained(folder)
         else:

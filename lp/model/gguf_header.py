@@ -39,9 +39,12 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file holds. num_strings: the number of strings in arrays, which are the vocabulary and its merges."""
+    """What a GGUF file holds. values: by their names; None for an array. num_strings: the number of strings in arrays,
+    which are the vocabulary and its merges.
+    """
 
     architecture: str
+    values: dict[str, Any]
     tensors: dict[str, TensorInfo]
     num_strings: int
 
@@ -89,7 +92,7 @@ class _Parser:
         needed = max((one.begin + one.num_bytes for one in found.values()), default=begin)
         if needed > len(self._data):
             raise ValueError(f"it is cut off: it has {len(self._data)} of at least {needed} bytes")
-        return GgufHeader(architecture, found, self._num_strings)
+        return GgufHeader(architecture, values, found, self._num_strings)
 
     def _key_and_value(self) -> tuple[str, Any]:
         key = self._string()

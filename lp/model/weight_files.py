@@ -58,10 +58,35 @@ class Shard:
 @dataclass(frozen=True)
 class Matrices:
     """The names in the files of the matrices of which a tensor of all experts consists: those of each of its parts, in
-    the order of experts. Parts lie one behind the other along the outputs.
+    the order of experts. Parts lie one behind the other along the outputs, or their outputs take turns.
     """
 
     parts: tuple[tuple[str, ...], ...]
+    takes_turns: bool = False  # in GGUF files alone
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The names in the files of the tensors of which one consists, which lie one behind the other along its first
+    dimension.
+    """
+
+    keys: tuple[str, ...]
+
+
+# What a tensor of a model is in the files.
+FileKey = str | Matrices | Joined
+
+
+def names_of(key: FileKey) -> list[str]:
+    """The names in the files of a tensor, or of its parts."""
+    match key:
+        case str():
+            return [key]
+        case Matrices():
+            return [one for part in key.parts for one in part]
+        case Joined():
+            return [*key.keys]
 
 
 def _numbers_in(key: str) -> list[int]:
@@ -90,12 +115,12 @@ class WeightFiles:
         """The names in the files of all tensors."""
         return self._file_of.keys()
 
-    def names(self, model: PreTrainedModel, keys: Iterable[str] | None = None) -> dict[str, str | Matrices]:
+    def names(self, model: PreTrainedModel, keys: Iterable[str] | None = None) -> dict[str, FileKey]:
         """The name in the files of each tensor, by the model's own name for it.
 
         The two differ where older versions of transformers saved a tensor under another name, and where the files have
-        a matrix for each expert. Tensors that transformers would compute in another way are left out. keys: the names
-        in the files; None is all of them.
+        a matrix for each expert or several tensors for one. Tensors that transformers would compute in another way are
+        left out. keys: the names in the files; None is all of them.
         """
         transforms = get_model_conversion_mapping(model)
         renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
@@ -106,9 +131,11 @@ class WeightFiles:
             key: rename_source_key(key, renamings, converters, prefix, own)
             for key in (self.keys if keys is None else keys)
         }
-        found: dict[str, str | Matrices] = {name: key for key, (name, part) in renamed.items() if part is None}
+        found: dict[str, FileKey] = {name: key for key, (name, part) in renamed.items() if part is None}
         for converter in converters:
-            if [type(one) for one in converter.operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
+            operations = [type(one) for one in converter.operations]
+            is_joined = operations == [Concatenate] and converter.operations[0].dim == 0
+            if operations not in ([MergeModulelist], [MergeModulelist, Concatenate]) and not is_joined:
                 continue
             merged: dict[str, dict[str, list[str]]] = {}
             for key, (name, part) in renamed.items():
@@ -116,13 +143,13 @@ class WeightFiles:
                     merged.setdefault(name, {}).setdefault(part, []).append(key)
             for name, by_part in merged.items():
                 if len(by_part) == len(converter.source_patterns):
-                    parts = (sorted(by_part[part], key=_numbers_in) for part in converter.source_patterns)
-                    found[name] = Matrices(tuple(map(tuple, parts)))
+                    parts = [tuple(sorted(by_part[part], key=_numbers_in)) for part in converter.source_patterns]
+                    found[name] = Joined(tuple(key for (key,) in parts)) if is_joined else Matrices(tuple(parts))
         return found
 
-    def check_floating(self, key: str | Matrices) -> None:
+    def check_floating(self, key: FileKey) -> None:
         """Raises CheckpointError for numbers that mean nothing without scales."""
-        for one in [key] if isinstance(key, str) else [one for part in key.parts for one in part]:
+        for one in names_of(key):
             if (dtype := self._open(self._file_of[one]).get_slice(one).get_dtype()) not in FLOATING:
                 raise CheckpointError(f"{one} is stored in {dtype}, without scales that are known here")
 
@@ -135,7 +162,7 @@ class WeightFiles:
             raise self._unreadable(file, error) from error
 
     def read(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        self, key: FileKey, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, in memory of its own. A tensor that is not of floating point keeps its dtype.
@@ -145,6 +172,8 @@ class WeightFiles:
         """
         if isinstance(key, Matrices):
             return self._read_experts(key, expected, shard, dtype, device)
+        if isinstance(key, Joined):
+            return self._read_joined(key, expected, shard, dtype, device)
         views = self._views(key, expected, shard)  # they may keep the whole file mapped, so they are copied
         dtype = dtype if views[0].is_floating_point() else views[0].dtype
         sizes = list(views[0].shape)
@@ -177,13 +206,20 @@ class WeightFiles:
             parts.append(torch.stack(read))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    def _read_joined(
+        self, joined: Joined, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        whole = torch.cat([self.view(key).to(dtype) for key in joined.keys])
+        if tuple(whole.shape) != tuple(expected):
+            raise self._misshapen(", ".join(joined.keys), whole.shape, expected)
+        if shard is not None:
+            whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
+        return whole.to(device)
+
     def _views(self, key: str, expected: Sequence[int], shard: Shard | None) -> list[Tensor]:
         part = self._open(self._file_of[key]).get_slice(key)
         if tuple(part.get_shape()) != tuple(expected):
-            raise CheckpointError(
-                f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(part.get_shape())}, "
-                f"not {list(expected)}"
-            )
+            raise self._misshapen(key, part.get_shape(), expected)
         return [part[...]] if shard is None else [part[bounds] for bounds in shard.bounds(expected)]
 
     def _list_tensors(self) -> dict[str, str]:
@@ -215,6 +251,12 @@ class WeightFiles:
         """The path of a file: in the folder, or in the hub's cache, into which it is fetched if it is missing."""
         folder = Path(self.path)
         return folder / file if folder.is_dir() else Path(hf_hub_download(self.path, file))
+
+    def _misshapen(self, key: str, found: Sequence[int], expected: Sequence[int]) -> CheckpointError:
+        return CheckpointError(
+            f"the weights of {self.path!r} do not fit its config.json: {key} has shape {list(found)}, not "
+            f"{list(expected)}"
+        )
 
     def _unreadable(self, file: str, error: Exception) -> CheckpointError:
         return CheckpointError(f"{file} of {self.path!r} cannot be read: {one_line(error)}; copy or download it again")

@@ -26,7 +26,7 @@ from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.part import UnevenCut
 from lp.model.quantization.quantize import QuantizingFiles, Weights
 from lp.model.quantization.weight import GROUP, summary
-from lp.model.weight_files import Matrices, Shard, WeightFiles
+from lp.model.weight_files import FileKey, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
 
 if TYPE_CHECKING:  # it needs the package gguf
@@ -53,7 +53,7 @@ def fill(
     named are read whole. Raises CheckpointError.
     """
     shards = shards or {}
-    read: dict[tuple[str | Matrices, Shard | None], Tensor] = {}
+    read: dict[tuple[FileKey, Shard | None], Tensor] = {}
     uneven: list[str] = []
     with _open(path, config, weights) as files:
         keys = _keys(model, files)
@@ -95,7 +95,7 @@ def has_quantized(path: str, config: PreTrainedConfig, weights: Weights) -> bool
 
 
 def _packed(
-    model: nn.Module, name: str, files: Files, key: str | Matrices, shard: Shard | None, expected: torch.Size,
+    model: nn.Module, name: str, files: Files, key: FileKey, shard: Shard | None, expected: torch.Size,
     dtype: torch.dtype,
 ) -> nn.Parameter | None:  # fmt: skip
     """A model's parameter of this name whose weight is quantised; None for one that is not. Raises UnevenCut."""
@@ -118,9 +118,9 @@ def _open(path: str, config: PreTrainedConfig, weights: Weights) -> Files:
     return GgufFile(file, config)
 
 
-def _keys(model: PreTrainedModel, files: Files) -> dict[str, str | Matrices]:
+def _keys(model: PreTrainedModel, files: Files) -> dict[str, FileKey]:
     """The name in the files of each parameter of the model. The files may contain either of two tied parameters."""
-    names: dict[str, str | Matrices] = {**files.names(model)}
+    names: dict[str, FileKey] = {**files.names(model)}
     ties = model.all_tied_weights_keys.items()
     for name, twin in [*ties, *((source, target) for target, source in ties)]:
         if name not in names and twin in names:

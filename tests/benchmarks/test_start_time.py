@@ -28,6 +28,15 @@ server.serve_forever()
 """
 
 
+TEXT = """
+import sys, time
+time.sleep(0.2)
+print("loaded it", file=sys.stderr, flush=True)
+print("Paris", flush=True)
+time.sleep(60)
+"""
+
+
 def test_starts_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     caches = []
 
@@ -36,7 +45,7 @@ def test_starts_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return Start(1.0 + len(caches), 0.5, {"loaded": 1.0})
 
     monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(start_time, "start", start)
+    monkeypatch.setitem(start_time.PROGRAMS, "serve", (start, []))
     monkeypatch.setattr(sys, "argv", ["start_time", "--rounds", "3", "--cold-rounds", "2", "--output", str(tmp_path)])
     start_time.main()
     table, data = read(tmp_path, "start_time-smollm2")
@@ -48,11 +57,23 @@ def test_starts_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_it_waits_until_the_server_is_ready() -> None:
-    measured = start_time.start([sys.executable, "-c", SERVER], start_time.environment())
+    measured = start_time.start_server([sys.executable, "-c", SERVER], start_time.environment())
     assert 0 < measured.stages["loaded"] <= measured.stages["listening"] <= measured.ready_s
     assert measured.cpu_s > 0
 
 
 def test_the_log_of_a_server_that_ends_is_shown() -> None:
     with pytest.raises(SystemExit, match="the port is taken"):
-        start_time.start([sys.executable, "-c", "raise SystemExit('the port is taken')"], start_time.environment())
+        start_time.start_server(
+            [sys.executable, "-c", "raise SystemExit('the port is taken')"], start_time.environment()
+        )
+
+
+def test_a_text_has_begun_with_its_first_character() -> None:
+    command = [sys.executable, "-c", TEXT]
+    measured = start_time.start_text(command, start_time.environment())
+    assert 0.2 < measured.stages["loaded"] <= measured.ready_s < 5
+    with pytest.raises(SystemExit, match="there is no such prompt"):
+        start_time.start_text(
+            [sys.executable, "-c", "raise SystemExit('there is no such prompt')"], start_time.environment()
+        )

@@ -25,7 +25,7 @@ from lp.model.quantization.model import empty_model, fill, takes_quantized, with
 from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
-from lp.model.weight_files import Matrices, Shard, WeightFiles
+from lp.model.weight_files import FileKey, Matrices, Shard, WeightFiles, names_of
 from lp.platform.hardware import dtype_name
 
 log = logging.getLogger("lookahead")
@@ -111,7 +111,7 @@ class QuantizedFiles(FilesOfQuantized):
         super().__init__(path)
         self._method, self._modules = method, _quantized_modules(self._files)
 
-    def _find_names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def _find_names(self, model: PreTrainedModel) -> dict[str, FileKey]:
         files, modules = self._files, self._modules
         plain = [key for key in files.keys if _split(key)[0] not in modules or key.endswith(".bias")]
         found = files.names(model, [*plain, *(_weight_of(module, parts) for module, parts in modules.items())])
@@ -130,7 +130,7 @@ class QuantizedFiles(FilesOfQuantized):
         return names
 
     def _weights(
-        self, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
+        self, key: FileKey, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
         dtype: torch.dtype,
     ) -> list[QuantizedWeight] | None:  # fmt: skip
         if (module := _module(key, self._modules)) is None:
@@ -230,10 +230,9 @@ def _weight_of(module: str, parts: Parts) -> str:
     return f"{module}.weight" if all(key.startswith(f"{module}.") for key in parts.values()) else module
 
 
-def _module(key: str | Matrices, modules: Mapping[str, Parts]) -> str | None:
+def _module(key: FileKey, modules: Mapping[str, Parts]) -> str | None:
     """The quantised module that has a tensor, or one of those that have the matrices of a tensor."""
-    keys = [key] if isinstance(key, str) else [one for part in key.parts for one in part]
-    owners = (one.removesuffix(".weight") for one in keys)
+    owners = (one.removesuffix(".weight") for one in names_of(key))
     return next((owner for owner in owners if owner in modules), None)
 
 

@@ -17,7 +17,7 @@ from lp.model.quantization.experts import is_transposed, unpack_experts
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.part import unpack
 from lp.model.quantization.weight import QuantizedWeight
-from lp.model.weight_files import Matrices, Shard, WeightFiles
+from lp.model.weight_files import FileKey, Shard, WeightFiles
 
 
 class FilesOfQuantized(ABC):
@@ -26,7 +26,7 @@ class FilesOfQuantized(ABC):
     def __init__(self, path: str):
         """path: folder or hub id. Raises CheckpointError."""
         self._files = WeightFiles(path)
-        self._transposed: set[str | Matrices] = set()  # experts whose parameter is [E, K, N]
+        self._transposed: set[FileKey] = set()  # experts whose parameter is [E, K, N]
 
     def __enter__(self) -> Self:
         return self
@@ -38,19 +38,19 @@ class FilesOfQuantized(ABC):
     def path(self) -> str:
         return self._files.path
 
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def names(self, model: PreTrainedModel) -> dict[str, FileKey]:
         """See WeightFiles.names. Raises CheckpointError for quantised weights that cannot be read."""
         names, own = self._find_names(model), model.state_dict()
         self._transposed |= {key for name, key in names.items() if name in own and is_transposed(model, name)}
         return names
 
     @abstractmethod
-    def _find_names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def _find_names(self, model: PreTrainedModel) -> dict[str, FileKey]:
         """What `names` returns."""
 
     @abstractmethod
     def _weights(
-        self, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
+        self, key: FileKey, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
         dtype: torch.dtype,
     ) -> list[QuantizedWeight] | None:  # fmt: skip
         """A quantised weight [N, K], or those of all experts, or a shard of each of them; None for a tensor that is
@@ -61,7 +61,7 @@ class FilesOfQuantized(ABC):
         """
 
     def quantized(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+        self, key: FileKey, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
     ) -> QuantizedWeight | None:
         """A quantised weight, or a shard of it; None for a tensor that is none.
 
@@ -81,7 +81,7 @@ class FilesOfQuantized(ABC):
         return None if found is None else QuantizedExperts(found)
 
     def read(
-        self, key: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        self, key: FileKey, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, with the numbers that it has when it is quantised; see WeightFiles.read."""

@@ -21,13 +21,15 @@ from transformers import PreTrainedConfig, PreTrainedModel, modeling_gguf_pytorc
 
 from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
+from lp.model.quantization.experts import is_transposed
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
-from lp.model.quantization.joined import JoinedWeight, QuantizedExperts
+from lp.model.quantization.gguf_gpt_oss import expert_key
+from lp.model.quantization.joined import InterleavedWeight, JoinedWeight, QuantizedExperts
 from lp.model.quantization.model import empty_model, fill, takes_quantized
 from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import part_of
 from lp.model.quantization.weight import AT_ONCE, QuantizedWeight
-from lp.model.weight_files import Matrices, Shard
+from lp.model.weight_files import FileKey, Matrices, Shard, names_of
 
 log = logging.getLogger("lookahead")
 
@@ -63,6 +65,7 @@ class GgufFile:
         self.path = str(file)
         self._tensors = header.tensors
         self._architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
+        self._transposed: set[FileKey] = set()  # experts whose parameter is [E, K, N]
         self._processor: Any = _processor(header.architecture)(config=config.to_dict())
 
     def __enter__(self) -> GgufFile:
@@ -71,7 +74,7 @@ class GgufFile:
     def __exit__(self, *error: object) -> None:
         pass  # the file stays mapped as long as weights lie in it
 
-    def names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def names(self, model: PreTrainedModel) -> dict[str, FileKey]:
         """The name in the file of each parameter of a model, by the model's own name; of those that the file has.
 
         Weights of experts are Matrices each of whose parts is one tensor, of all experts.
@@ -79,8 +82,11 @@ class GgufFile:
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         known = gguf.get_tensor_name_map(self._architecture, num_layers)
         ties = model.all_tied_weights_keys  # a rank may hold one of two tied ones
-        found: dict[str, str | Matrices] = {}
+        found: dict[str, FileKey] = {}
         for own in dict.fromkeys([*model.state_dict(), *ties, *ties.values()]):
+            if (key := expert_key(own)) is not None and all(one in self._tensors for one in names_of(key)):
+                found[own] = key
+                continue
             module, _, last = own.rpartition(".")
             if f"{(name := known.get_name(module))}.{last}" in self._tensors:
                 found[own] = f"{name}.{last}"
@@ -92,17 +98,20 @@ class GgufFile:
                 self._processor.perform_fallback_tensor_mapping(others, "", "", own)
             parts = [f"{one}.weight" for one in others]
             if parts and all(one in self._tensors for one in parts):
-                found[own] = Matrices(tuple((one,) for one in parts))
+                is_whole = len(self._tensors[parts[0]].shape) == 1  # a vector, whose name has no ending in the model
+                found[own] = parts[0] if is_whole else Matrices(tuple((one,) for one in parts))
             elif len(others) == 1 and (name := next(iter(others))) in self._tensors:
                 found[own] = name
+        experts = [own for own, key in found.items() if isinstance(key, Matrices)]
+        self._transposed = {found[own] for own in experts if is_transposed(model, own)}
         return found
 
-    def kinds(self, name: str | Matrices) -> list[GGMLQuantizationType]:
+    def kinds(self, name: FileKey) -> list[GGMLQuantizationType]:
         """The types of a tensor's blocks, or of those of its parts."""
-        return [GGMLQuantizationType(self._tensors[one].kind) for one in _names_of(name)]
+        return [GGMLQuantizationType(self._tensors[one].kind) for one in names_of(name)]
 
     def quantized(
-        self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
+        self, name: FileKey, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
     ) -> QuantizedWeight | None:
         """A tensor, or a shard of it, as it is in the file; None for one that kernels cannot read as it is.
 
@@ -110,6 +119,7 @@ class GgufFile:
         """
         if isinstance(name, Matrices):
             return self._quantized_experts(name, expected, shard, dtype)
+        assert isinstance(name, str), "no tensor is joined of others"
         one = self._tensors[name]
         if one.kind not in BLOCK_TYPES or len(one.shape) != 2:
             return None
@@ -123,33 +133,40 @@ class GgufFile:
     def _quantized_experts(
         self, name: Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype
     ) -> QuantizedWeight | None:
-        parts = [self._tensors[one] for one in _names_of(name)]
+        parts = [self._tensors[one] for one in names_of(name)]
         if parts[0].kind not in BLOCK_TYPES or any(one.kind != parts[0].kind for one in parts):
             return None
         num_experts, num_outputs, num_inputs = expected
+        if name in self._transposed:
+            num_outputs, num_inputs = num_inputs, num_outputs
+            shard = shard and Shard(3 - shard.dim, shard.ranges)
         of_parts = []
-        for key, one in zip(_names_of(name), parts, strict=True):
+        for key, one in zip(names_of(name), parts, strict=True):
             self._check_shape(key, one.shape, (num_experts, num_outputs // len(parts), num_inputs))
             rows = torch.from_numpy(self._rows(one)).view(num_experts, num_outputs // len(parts), -1)
             of_parts.append([GgufWeight(blocks, one.kind, dtype) for blocks in rows])
         own = shard and Shard(shard.dim - 1, shard.ranges)
-        return QuantizedExperts([part_of(JoinedWeight(one), own) for one in zip(*of_parts, strict=True)])
+        join = InterleavedWeight if name.takes_turns else JoinedWeight
+        return QuantizedExperts([part_of(join(one), own) for one in zip(*of_parts, strict=True)])
 
     def read(
-        self, name: str | Matrices, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
+        self, name: FileKey, expected: Sequence[int], shard: Shard | None, dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:  # fmt: skip
         """A tensor, or a shard of it, unpacked; see WeightFiles.read."""
         whole = self.plain(name, dtype)
-        self._check_shape(_names_of(name)[0], whole.shape, expected)
+        self._check_shape(names_of(name)[0], whole.shape, expected)
         if shard is not None:
             whole = torch.cat([whole[bounds] for bounds in shard.bounds(expected)], dim=shard.dim)
         return whole.to(device)
 
-    def plain(self, name: str | Matrices, dtype: torch.dtype) -> Tensor:
+    def plain(self, name: FileKey, dtype: torch.dtype) -> Tensor:
         """A tensor, unpacked."""
         if isinstance(name, Matrices):
-            return torch.cat([self.plain(one, dtype) for one in _names_of(name)], dim=1)
+            parts = [self.plain(one, dtype) for one in names_of(name)]
+            whole = torch.stack(parts, dim=2).flatten(1, 2) if name.takes_turns else torch.cat(parts, dim=1)
+            return whole.mT.contiguous() if name in self._transposed else whole
+        assert isinstance(name, str), "no tensor is joined of others"
         one = self._tensors[name]
         if len(one.shape) == 1:  # its numbers may be changed, not only their order
             (numbers,) = self._unpacked(one)
@@ -211,11 +228,6 @@ def read_gguf(
         log.info("unpacked to %s: %s tensors", str(dtype).removeprefix("torch."), kinds)
     fill(model, tensors, device)
     return model, list(range(config.get_text_config(decoder=True).num_hidden_layers))
-
-
-def _names_of(name: str | Matrices) -> list[str]:
-    """The names in the file of a tensor, or of its parts."""
-    return [name] if isinstance(name, str) else [one for part in name.parts for one in part]
 
 
 def _processor(architecture: str) -> Any:

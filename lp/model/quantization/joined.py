@@ -62,6 +62,30 @@ class JoinedWeight(QuantizedWeight):
             yield from one.dequantized()
 
 
+class InterleavedWeight(JoinedWeight):
+    """Weights of one shape and format whose outputs take turns."""
+
+    def numbers(self, first: int, last: int) -> Numbers:
+        count = len(self.parts)
+        begin, end = first // count, -(-last // count)
+        found = [one.numbers(begin, end) for one in self.parts]
+        own = slice(first - begin * count, last - begin * count)
+        names = [one.name for one in fields(Numbers) if getattr(found[0], one.name) is not None]
+        return Numbers(
+            **{name: torch.stack([getattr(one, name) for one in found], dim=1).flatten(0, 1)[own] for name in names}
+        )
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        rows = outputs.new_empty((*outputs.shape, self.num_inputs), dtype=torch.float32)
+        for number, part in enumerate(self.parts):
+            is_own = outputs % len(self.parts) == number
+            rows[is_own] = part.rows(outputs[is_own] // len(self.parts))
+        return rows
+
+    def dequantized(self) -> Iterator[Tensor]:
+        return QuantizedWeight.dequantized(self)
+
+
 class QuantizedExperts(JoinedWeight):
     """The weights of all experts of a layer, which have one shape."""
 

@@ -17,7 +17,7 @@ from lp.model.language_model import make_language_model
 from lp.model.quantization.experts import compute_quantized, expert_weights, is_transposed
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.weight import QuantizedWeight
-from lp.model.weight_files import Matrices, WeightFiles
+from lp.model.weight_files import FileKey, WeightFiles
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -95,9 +95,7 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
     compute_quantized(model)
 
 
-def without_twins(
-    files: WeightFiles, model: PreTrainedModel, names: Mapping[str, str | Matrices]
-) -> dict[str, str | Matrices]:
+def without_twins(files: WeightFiles, model: PreTrainedModel, names: Mapping[str, FileKey]) -> dict[str, FileKey]:
     """What `WeightFiles.names` gives, without tied parameters that the files have twice."""
     names = dict(names)
     for target, source in model.all_tied_weights_keys.items():

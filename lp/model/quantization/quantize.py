@@ -27,7 +27,7 @@ from lp.model.quantization.model import empty_model, fill, takes_quantized, twin
 from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import check_inputs
 from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
-from lp.model.weight_files import Matrices, Shard, WeightFiles
+from lp.model.weight_files import FileKey, Joined, Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
 
 log = logging.getLogger("lookahead")
@@ -174,9 +174,9 @@ class QuantizingFiles(FilesOfQuantized):
         """path: folder or hub id. Raises CheckpointError."""
         super().__init__(path)
         self._kind = weights
-        self._bits: dict[str | Matrices, int] = {}
+        self._bits: dict[FileKey, int] = {}
 
-    def _find_names(self, model: PreTrainedModel) -> dict[str, str | Matrices]:
+    def _find_names(self, model: PreTrainedModel) -> dict[str, FileKey]:
         names, twins = without_twins(self._files, model, self._files.names(model)), twins_of(model)
         for name in model.state_dict():
             key = names.get(name) or names.get(twins.get(name, name))
@@ -186,7 +186,7 @@ class QuantizingFiles(FilesOfQuantized):
         return names
 
     def _weights(
-        self, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
+        self, key: FileKey, num_experts: int | None, shape: tuple[int, int], shard: Shard | None,
         dtype: torch.dtype,
     ) -> list[QuantizedWeight] | None:  # fmt: skip
         """See FilesOfQuantized. Groups end where a shard does, so these are shards of the quantised weights."""
@@ -204,7 +204,7 @@ class QuantizingFiles(FilesOfQuantized):
 
 
 def stored_weights(
-    files: WeightFiles, key: str | Matrices, num_experts: int | None, shape: tuple[int, int], transposed: bool
+    files: WeightFiles, key: FileKey, num_experts: int | None, shape: tuple[int, int], transposed: bool
 ) -> Iterator[list[Tensor]]:
     """The weight [N, K] of a file, or those of all experts: the parts of each, one below the other.
 
@@ -213,6 +213,8 @@ def stored_weights(
     if isinstance(key, Matrices):
         for keys in zip(*key.parts, strict=True):
             yield [_checked(files, one, (shape[0] // len(keys), shape[1])) for one in keys]
+    elif isinstance(key, Joined):
+        yield [files.view(one) for one in key.keys]
     elif num_experts is None:
         yield [_checked(files, key, shape)]
     else:
@@ -250,7 +252,10 @@ def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) ->
             JoinedWeight([UnquantizedWeight(one, dtype) for one in parts])
             for parts in stored_weights(files, key, number, shape, transposed)
         ]
-        tensors[name] = QuantizedExperts(stored) if num_experts else stored[0].parts[0]
+        if num_experts:
+            tensors[name] = QuantizedExperts(stored)
+        else:
+            tensors[name] = stored[0] if len(stored[0].parts) > 1 else stored[0].parts[0]
     return tensors
 
 

@@ -2,9 +2,11 @@
 //
 // A number of the weight is scale * step * value(code) - minimum * minimum_step. quantized.py writes a struct for each
 // format. Codes are packed in panels of PANEL outputs. The 32 inputs of a group follow one another, and each of its
-// cache lines has four bytes of each output: first those of the LOW bits of its codes, then those of the HIGH bits above
-// them. In four bytes, inputs 2i are in the lower half and inputs 2i + 1 in the upper one. Behind the codes of all
-// panels lie, panel by panel, scales and minima, and then steps.
+// cache lines has four bytes of each output. Codes of 4 and 8 bits fill the four bytes; inputs 2i are in the lower half
+// and inputs 2i + 1 in the upper one. Of 5 and 6 bits, as many whole codes follow one another as fit, and what is left
+// of the lines of a step has the bits of its last codes. Where pairs are multiplied, codes of all sizes fill the lines:
+// first those with their LOW bits, then those with the HIGH bits above them. Behind the codes of all panels lie, panel
+// by panel, scales and minima, and then steps.
 //
 // Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
 // the row's. For few rows they are decoded in registers, for more rows once into the first cache. Every sum is of the
@@ -54,6 +56,12 @@ struct Quantized {
     static constexpr long SPAN_BYTES = PANEL * SCALE_BYTES * (F::HAS_MINIMA ? 2 : 1);
     static constexpr long NUM_STEPS = F::STEPS == NO_STEPS ? 0 : PARTS;
     static constexpr long STEP_BYTES = PANEL * (NUM_STEPS + (F::HAS_MINIMUM_STEPS ? 1 : 0));
+    // Codes of an output that lie whole in four bytes, one after the other; lines of a step, and its last codes, which
+    // are put together of the bits that are left of these lines.
+    static constexpr bool IS_WHOLE = F::HIGH > 0 && !BY_PAIRS;
+    static constexpr int BITS = F::LOW + F::HIGH, IN_LINE = 32 / (IS_WHOLE ? BITS : F::LOW), LEFT = 32 % BITS;
+    static constexpr int LINES = F::STEP_GROUP * BITS / 32, REST = IS_WHOLE ? F::STEP_GROUP - LINES * IN_LINE : 0;
+    static_assert(!IS_WHOLE || REST * BITS == LINES * LEFT, "the last codes take all bits that are left");
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
     static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
@@ -77,10 +85,24 @@ struct Quantized {
     long num_bytes() const { return steps(num_panels(), 0) - weight; }
 };
 
+// As many bytes as a vector has lanes, as whole numbers. The compiler would convert eight bytes one by one.
+static inline Integers widen(const uint8_t* from, bool is_signed) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+    return (Integers)(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64((const __m128i*)from);
+    return (Integers)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    return is_signed ? __builtin_convertvector(*(const SignedBytes*)from, Integers)
+                     : __builtin_convertvector(*(const Bytes*)from, Integers);
+#endif
+}
+
 template <int FORMAT>
 static inline Vector load_scales(const uint8_t* from) {
     if constexpr (FORMAT == FLOATS) return load((const float*)from);
-    if constexpr (FORMAT == EXPONENTS) return (Vector)(__builtin_convertvector(*(const Bytes*)from, Integers) << 23);
+    if constexpr (FORMAT == EXPONENTS) return (Vector)(widen(from, false) << 23);
 #if defined(__AVX512F__)
     return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__F16C__)
@@ -94,21 +116,28 @@ static inline Vector load_scales(const uint8_t* from) {
 
 template <int FORMAT>
 static inline Vector load_steps(const uint8_t* from) {
-    if constexpr (FORMAT == SIGNED_STEPS)
-        return __builtin_convertvector(__builtin_convertvector(*(const SignedBytes*)from, Integers), Vector);
-    return __builtin_convertvector(__builtin_convertvector(*(const Bytes*)from, Integers), Vector);
+    return __builtin_convertvector(widen(from, FORMAT == SIGNED_STEPS), Vector);
 }
 
-// The lowest bit, of its four bytes, of the code of an input.
-static constexpr int first_bit(int bits, long input) {
+// The lowest bit of an input's code, of so many bits, where inputs 2i and 2i + 1 are in the two halves of four bytes.
+static constexpr int bit_in_half(int bits, long input) {
     return (int)(input % 2 * 16 + input / 2 % (16 / bits) * bits);
 }
 
-// The power of two that a code's value is read with, whose LOW bits begin at `bit`. A code is read where these lie in
-// their four bytes; only the uppermost code is shifted.
+// The lowest bit of the code of an input of a group, in the four bytes from which it is decoded.
+template <class F>
+static constexpr int first_bit(long input) {
+    using Q = Quantized<F>;
+    if (!Q::IS_WHOLE) return bit_in_half(F::LOW, input);
+    const int at = input % F::STEP_GROUP, whole = Q::LINES * Q::IN_LINE;
+    return (at < whole ? at % Q::IN_LINE : at - whole) * Q::BITS;
+}
+
+// The power of two that a code's value is read with, whose lowest bit is `bit`. A code is read where it lies in its four
+// bytes; only the uppermost one is shifted.
 template <class F>
 static constexpr int read_at(int bit) {
-    return bit == 32 - F::LOW || !Quantized<F>::IS_LINEAR ? 0 : bit;
+    return bit == 32 - Quantized<F>::BITS || !Quantized<F>::IS_LINEAR ? 0 : bit;
 }
 
 // Divides the inputs by the powers of two that their codes are read with: `inputs` [rows][count]. sums: of the inputs that
@@ -116,7 +145,7 @@ static constexpr int read_at(int bit) {
 template <class F>
 static void prepare(const half_t* x, long x_stride, long rows, long count, float* inputs, float* sums) {
     float factors[GROUP];
-    for (int k = 0; k < GROUP; k++) factors[k] = 1.0f / (float)(1u << read_at<F>(first_bit(F::LOW, k)));
+    for (int k = 0; k < GROUP; k++) factors[k] = 1.0f / (float)(1u << read_at<F>(first_bit<F>(k)));
     for (long r = 0; r < rows; r++) {
         const half_t* from = x + r * x_stride;
         for (long k = 0; k < count; k += F::STEP_GROUP) {
@@ -131,10 +160,10 @@ static void prepare(const half_t* x, long x_stride, long rows, long count, float
     }
 }
 
-// The values of the codes whose LOW bits begin at `bit`, times 2^read_at(bit). high: their HIGH bits begin at `high_bit`.
+// The values of the codes whose lowest bit is `bit`, times 2^read_at(bit).
 template <class F>
-static inline Vector decode(Codes line, int bit, Codes high, int high_bit) {
-    constexpr uint32_t MASK = (1u << F::LOW) - 1;
+static inline Vector decode(Codes line, int bit) {
+    constexpr uint32_t MASK = (1u << Quantized<F>::BITS) - 1;
     if constexpr (!Quantized<F>::IS_LINEAR) {
         const Codes code = line >> bit & MASK;
 #if defined(__AVX512F__)
@@ -151,10 +180,7 @@ static inline Vector decode(Codes line, int bit, Codes high, int high_bit) {
         for (int l = 0; l < LANES; l++) values[l] = F::CODEBOOK[code[l]];
         return values;
     }
-    const int place = read_at<F>(bit), by = place + F::LOW - high_bit;
-    Codes code = place == bit ? line & MASK << bit : line >> bit;
-    if constexpr (F::HIGH > 0)
-        code |= (by < 0 ? high >> -by : high << by) & ((1u << F::HIGH) - 1) << (place + F::LOW);
+    const Codes code = read_at<F>(bit) == bit ? line & MASK << bit : line >> bit;
     return __builtin_convertvector((Integers)code, Vector);
 }
 
@@ -171,27 +197,40 @@ struct Inputs {
 template <class F, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_codes(const uint8_t* codes, long panel_stride, int first,
                                                                Use use) {
-    constexpr int IN_LINE = 32 / F::LOW, WIDTH = COLUMNS * VECTORS;
-    static_assert(IN_LINE <= F::STEP_GROUP, "a step is for whole lines");
+    using Q = Quantized<F>;
+    constexpr int WIDTH = COLUMNS * VECTORS;
+    codes += first / F::STEP_GROUP * Q::LINES * PANEL * 4;
+    const auto load_line = [&](int v, int line) __attribute__((always_inline)) {
+        return *(const Codes*)(codes + v / VECTORS * panel_stride + (line * PANEL + v % VECTORS * LANES) * 4);
+    };
 #pragma GCC unroll 1
-    for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
-        Codes words[WIDTH], high[WIDTH] = {};
+    for (int line = 0; line < Q::LINES; line++) {
+        Codes words[WIDTH];
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++) {
-            const uint8_t* from = codes + v / VECTORS * panel_stride + v % VECTORS * LANES * 4;
-            words[v] = *(const Codes*)(from + line * PANEL * 4);
-            if constexpr (F::HIGH > 0) {
-                const int input = line * IN_LINE, high_line = F::LOW + input / (32 / F::HIGH);
-                high[v] = *(const Codes*)(from + high_line * PANEL * 4) >> first_bit(F::HIGH, input);
-            }
-        }
+        for (int v = 0; v < WIDTH; v++) words[v] = load_line(v, line);
 #pragma GCC unroll 32
-        for (int k = 0; k < IN_LINE; k++) {
+        for (int k = 0; k < Q::IN_LINE; k++) {
             Vector values[WIDTH];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++)
-                values[v] = decode<F>(words[v], first_bit(F::LOW, k), high[v], F::HIGH ? first_bit(F::HIGH, k) : 0);
-            use(line * IN_LINE + k, values);
+            for (int v = 0; v < WIDTH; v++) values[v] = decode<F>(words[v], first_bit<F>(k));
+            use(first + line * Q::IN_LINE + k, values);
+        }
+    }
+    if constexpr (Q::REST > 0) {
+        Codes words[WIDTH];
+#pragma GCC unroll 8
+        for (int v = 0; v < WIDTH; v++) {
+            words[v] = load_line(v, 0) >> (32 - Q::LEFT);
+#pragma GCC unroll 8
+            for (int line = 1; line < Q::LINES; line++)
+                words[v] |= load_line(v, line) >> (32 - Q::LEFT) << line * Q::LEFT;
+        }
+#pragma GCC unroll 8
+        for (int k = 0; k < Q::REST; k++) {
+            Vector values[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) values[v] = decode<F>(words[v], k * Q::BITS);
+            use(first + Q::LINES * Q::IN_LINE + k, values);
         }
     }
 }
@@ -315,11 +354,12 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
     const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
     const uint8_t* codes = weight.codes(panel, first);
     const uint8_t* steps = weight.steps(panel, first);
+    const uint8_t* scales = weight.scales(panel, first / weight.span_groups);
+    long left = weight.span_groups - first % weight.span_groups;  // groups that share these scales
     for (long group = first; group < last; group++) {
-        const uint8_t* scales = weight.scales(panel, group / weight.span_groups);
         if constexpr (!IS_DECODED)
 #pragma GCC unroll 16
-            for (int line = 0; line < COLUMNS * (F::LOW + F::HIGH); line++)
+            for (int line = 0; line < COLUMNS * Q::BITS; line++)
                 __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0,
                                    2);
 #pragma GCC unroll 2
@@ -362,6 +402,7 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             }
         }
         codes += Q::GROUP_BYTES, steps += Q::STEP_BYTES;
+        if (--left == 0) scales += Q::SPAN_BYTES, left = weight.span_groups;
         if constexpr (IS_DECODED) decoded += Q::DECODED * PANEL;
         x.numbers += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
     }
@@ -480,6 +521,28 @@ static void multiply_quantized_experts(const long* a, long first, long last, lon
                    });
 }
 
+// Bits of a code that lie side by side in the four bytes of a line of its group.
+struct CodeBits {
+    int line, first, count;
+};
+
+// Those that begin with a bit of the code of an input.
+template <class F>
+static constexpr CodeBits bits_of(int input, int bit) {
+    using Q = Quantized<F>;
+    if constexpr (!Q::IS_WHOLE) {
+        constexpr int HIGH = F::HIGH ? F::HIGH : 1;
+        if (bit < F::LOW) return {input / (32 / F::LOW), bit_in_half(F::LOW, input), F::LOW};
+        return {F::LOW + input / (32 / HIGH), bit_in_half(HIGH, input), HIGH};
+    } else {
+        const int line = input / F::STEP_GROUP * Q::LINES, at = input % F::STEP_GROUP, whole = Q::LINES * Q::IN_LINE;
+        if (at < whole) return {line + at / Q::IN_LINE, at % Q::IN_LINE * Q::BITS, Q::BITS};
+        const int left = (at - whole) * Q::BITS + bit, first = left % Q::LEFT;
+        const int count = Q::LEFT - first < Q::BITS - bit ? Q::LEFT - first : Q::BITS - bit;
+        return {line + left / Q::LEFT, 32 - Q::LEFT + first, count};
+    }
+}
+
 // Writes the numbers of one output, as a row of a table of embeddings.
 template <class F>
 static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, long span_groups, long output, float* out) {
@@ -498,14 +561,15 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
         float own_minimum = 0;
         if constexpr (F::HAS_MINIMA) own_minimum = scale_at(1);
         if constexpr (F::HAS_MINIMUM_STEPS) own_minimum *= (float)steps[Q::NUM_STEPS * PANEL + lane];
+        uint32_t lines[Q::BITS];
+        for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, table.codes(panel, group) + (n * PANEL + lane) * 4, 4);
         for (int k = 0; k < GROUP; k++) {
-            const auto code_of = [&](int bits, long plane) {
-                uint32_t four;
-                memcpy(&four, table.codes(panel, group) + plane + (k / (32 / bits) * PANEL + lane) * 4, 4);
-                return four >> first_bit(bits, k) & ((1u << bits) - 1);
-            };
-            uint32_t code = code_of(F::LOW, 0);
-            if constexpr (F::HIGH > 0) code |= code_of(F::HIGH, F::LOW * PANEL * 4) << 4;
+            uint32_t code = 0;
+            for (int bit = 0; bit < Q::BITS;) {
+                const CodeBits some = bits_of<F>(k, bit);
+                code |= (lines[some.line] >> some.first & ((1u << some.count) - 1)) << bit;
+                bit += some.count;
+            }
             float own = own_scale;
             if constexpr (F::STEPS == UNSIGNED_STEPS) own *= (float)steps[k / F::STEP_GROUP * PANEL + lane];
             if constexpr (F::STEPS == SIGNED_STEPS) own *= (float)(int8_t)steps[k / F::STEP_GROUP * PANEL + lane];
@@ -527,13 +591,13 @@ static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, u
         for (long group = 0; group < num_inputs / GROUP; group++, out += Q::GROUP_BYTES)
             for (int lane = 0; lane < PANEL; lane++) {
                 const uint8_t* from = codes + (panel * PANEL + lane) * num_inputs + group * GROUP;
-                uint32_t low[F::LOW] = {}, high[F::HIGH + 1] = {};
-                for (int k = 0; k < GROUP; k++) {
-                    low[k / (32 / F::LOW)] |= (uint32_t)(from[k] & ((1 << F::LOW) - 1)) << first_bit(F::LOW, k);
-                    if constexpr (F::HIGH > 0)
-                        high[k / (32 / F::HIGH)] |= (uint32_t)(from[k] >> 4) << first_bit(F::HIGH, k);
-                }
-                for (int n = 0; n < F::LOW; n++) memcpy(out + (n * PANEL + lane) * 4, low + n, 4);
-                for (int n = 0; n < F::HIGH; n++) memcpy(out + ((F::LOW + n) * PANEL + lane) * 4, high + n, 4);
+                uint32_t lines[Q::BITS] = {};
+                for (int k = 0; k < GROUP; k++)
+                    for (int bit = 0; bit < Q::BITS;) {
+                        const CodeBits some = bits_of<F>(k, bit);
+                        lines[some.line] |= (from[k] >> bit & ((1u << some.count) - 1)) << some.first;
+                        bit += some.count;
+                    }
+                for (int n = 0; n < Q::BITS; n++) memcpy(out + (n * PANEL + lane) * 4, lines + n, 4);
             }
 }

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, dequantize
+from gguf import quantize as quantize_blocks
 
 from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
 from lp.model.causal import CausalModel
@@ -17,7 +19,7 @@ from lp.model.cpu.forward import NativeForward
 from lp.model.cpu.make import make_native
 from lp.model.fast_forward import SequenceRows
 from lp.model.gguf import linked_file, unpacked_folder
-from lp.model.quantization.joined import JoinedWeight, QuantizedExperts
+from lp.model.quantization.joined import InterleavedWeight, JoinedWeight, QuantizedExperts
 from lp.model.quantization.parameter import QuantizedParameter
 from lp.model.quantization.quantize import Weights, quantize
 from lp.model.reference import relative_error
@@ -34,6 +36,7 @@ from tests.parallel.ranks import run_ranks
 from tests.quantized_checkpoints import KINDS, write_quantized
 from tests.slow import exhaustive_except, slow_except
 
+MXFP4 = GGMLQuantizationType.MXFP4
 PROMPT = [5, 9, 77, 5, 9, 41, 120, 5, 9]
 NUM_TOKENS = 24
 METHODS: list[DecodingMethod] = [Autoregressive(), Lookahead(5, 4, 5), Auto(rows=40, max_window=5)]
@@ -178,6 +181,28 @@ def test_experts_of_gguf_files_stay_packed(architecture: str, tmp_path: Path, ow
         assert tokens(engine, how) == expected, how
 
 
+def test_text_of_a_gguf_file_of_gpt_oss_is_that_of_generate_on_the_unpacked_model(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    """Gates and ups of experts are apart in the file, and take turns in the model."""
+    file = write_gguf(tmp_path / "tiny.gguf", architecture="gpt-oss", kinds=("MXFP4",))
+    reference = load_reference(tmp_path / "tiny-checkpoint")
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if weight.dim() == 1 or name.endswith("bias") or "router" in name:
+                continue
+            by_output = weight.mT if weight.dim() == 3 else weight
+            packed = quantize_blocks(by_output.contiguous().view(-1, by_output.shape[-1]).numpy(), MXFP4)
+            rounded = torch.from_numpy(dequantize(packed, MXFP4)).view(by_output.shape)
+            weight.copy_(rounded.mT if weight.dim() == 3 else rounded)
+    expected = generate_greedily(reference, PROMPT, NUM_TOKENS)
+    engine = Engine.from_pretrained(str(file), device="cpu", dtype="float32", compile="on", step_times="off")
+    assert linked_file(engine.checkpoint.path) == file.resolve()
+    assert {one.quantized.format.name for one in experts_of(engine.checkpoint.model.model)} == {"MXFP4"}
+    for how in METHODS:
+        assert tokens(engine, how) == expected, how
+
+
 def test_joined_weights_have_the_numbers_of_their_parts() -> None:
     random = torch.Generator().manual_seed(0)
     parts = [quantize(torch.randn(size, 64, generator=random), 4, torch.float32) for size in (5, 3, 8)]
@@ -191,3 +216,15 @@ def test_joined_weights_have_the_numbers_of_their_parts() -> None:
     eight = quantize(torch.randn(5, 64, generator=random), 8, torch.float32)
     with pytest.raises(ValueError, match="quantised to int4, and a part of it to int8"):
         QuantizedExperts([parts[0], eight])
+
+
+def test_interleaved_weights_have_the_numbers_of_their_parts_in_turns() -> None:
+    random = torch.Generator().manual_seed(0)
+    parts = [quantize(torch.randn(7, 64, generator=random), 4, torch.float32) for _ in range(2)]
+    numbers = torch.stack([torch.cat([*one.dequantized()]) for one in parts], dim=1).view(14, 64)
+    interleaved = InterleavedWeight(parts)
+    assert torch.equal(torch.cat([*interleaved.dequantized()]), numbers)
+    places = torch.tensor([[0, 13], [6, 5]])
+    assert torch.equal(interleaved.rows(places), numbers[places])
+    for first, last in ((0, 14), (3, 8), (4, 5)):
+        assert torch.equal(interleaved.numbers(first, last).codes, interleaved.numbers(0, 14).codes[first:last])

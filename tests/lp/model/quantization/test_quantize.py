@@ -92,9 +92,14 @@ def test_rows_are_read_by_number_and_products_with_a_transposed_weight_are_those
         torch.testing.assert_close(x @ parameter.T, x @ whole.T)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_text_is_that_of_the_quantised_model(weights: str, checkpoint_folder: Callable[[str], Path]) -> None:
-    folder = checkpoint_folder("llama")
+@pytest.mark.parametrize(
+    ("architecture", "weights"),
+    [("llama", "int8"), ("llama", "int4"), ("olmo_hybrid", "int8")],  # whose files have three tensors for one
+)
+def test_text_is_that_of_the_quantised_model(
+    architecture: str, weights: str, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    folder = checkpoint_folder(architecture)
     engine = Engine.from_pretrained(str(folder), device="cpu", compile="off", step_times="off", weights=weights)
     reference = with_quantized_weights(load_reference(folder), engine)
     expected = generate_greedily(reference, PROMPT, NUM_TOKENS)
