@@ -20,6 +20,7 @@ from lp.kv_cache.cache import KVCache, KVMemory, LayerShape, RowsOnly
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
+from lp.model.current_step import running
 from lp.model.fast_forward import (
     PREFILL_CHUNK,
     BeforeAttention,
@@ -234,7 +235,7 @@ class CausalModel:
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
         step.incoming, answered, positions = incoming, answered_rows(given), step.positions
-        with current(self.device), attention_of_torch(self.device):
+        with current(self.device), attention_of_torch(self.device), running(step):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
@@ -242,7 +243,6 @@ class CausalModel:
                 use_cache=True,
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),
-                step=step,
             )
         if not self.cache_shapes and isinstance(cache := given[0].cache, ContiguousCache):
             self.cache_shapes = cache.shapes
