@@ -72,6 +72,11 @@ class Step(ABC):
         default_factory=dict
     )
 
+    @property
+    @abstractmethod
+    def positions(self) -> Tensor:
+        """[R] of all rows."""
+
     @abstractmethod
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False
@@ -183,7 +188,6 @@ class TreeStep(Step):
 
     @property
     def positions(self) -> Tensor:
-        """[R] of all rows."""
         return torch.cat([part.positions for part in self.parts])
 
     def attend(

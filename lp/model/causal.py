@@ -36,6 +36,7 @@ from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
+from lp.model.own_attention import replace_attention, set_attention
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
 from lp.model.recurrent.kinds import attention_layers, replace_layers
 from lp.platform.hardware import upload
@@ -45,8 +46,8 @@ log = logging.getLogger("lookahead")
 
 
 class CausalModel:
-    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention, and
-    recurrent layers get a forward that knows trees.
+    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention.
+    Recurrent layers, and attention outside of transformers' interface, get a forward that knows trees.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class CausalModel:
         Raises UnsupportedAttention for a kind of attention that cannot be used here.
         """
         attention.register()
-        model.set_attn_implementation(attention.NAME)
+        replace_attention(model, max_length)
+        set_attention(model, attention.NAME)
         self.model = model.eval()
         self.max_length, self.eos = max_length, eos
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer

@@ -43,6 +43,10 @@ class PagedStep(Step):
     masks: dict[MaskKey, Tensor] = field(default_factory=dict)
     before_attention: BeforeAttention | None = None
 
+    @property
+    def positions(self) -> Tensor:
+        return self.given.positions
+
     def mask(self, key: MaskKey) -> Tensor:
         if key not in self.masks:
             seen = self.given.visibility

@@ -56,7 +56,7 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
     incoming = None
     if not model.is_first_stage:
         incoming = torch.zeros(1, num_rows, model.hidden_size, dtype=model.dtype, device=model.device)
-    step = RecordedStep(model.attention_kind, incoming, recorder=recorder)
+    step = RecordedStep(model.attention_kind, incoming, recorder=recorder, of_rows=positions)
     with torch.inference_mode(False), torch.no_grad(), recorded_experts(model.model), running(step), recorder:
         answer = model.model(
             input_ids=tokens[None],

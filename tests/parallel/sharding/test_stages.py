@@ -139,7 +139,7 @@ def test_layers_are_divided_evenly() -> None:
     [
         ("llama", 4, r"parallel.pp=4 is more than the 3 layers of LlamaForCausalLM: use parallel.pp=3 or less"),
         ("opt", 2, r"OPTForCausalLM has no pipeline-parallel plan; use parallel=lp"),
-        ("bloom", 2, r"BloomForCausalLM calls .* not with several ranks: use parallel=single"),
+        ("xglm", 2, r"XGLMForCausalLM calls .* not with several ranks: use parallel=single"),
     ],
 )
 def test_a_model_that_cannot_be_split_is_refused(
