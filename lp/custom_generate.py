@@ -23,6 +23,8 @@ from lp.methods.lookahead import Lookahead
 from lp.model.causal import CausalModel
 from lp.model.exactness import check_tree
 from lp.model.kernels import AttentionKind
+from lp.model.own_attention import restore_attention
+from lp.model.recurrent.kinds import restore_layers
 from lp.request import DecodeLimits, DecodingContext, DecodingMethod, Request
 from lp.request import Sequence as TokenSequence
 from lp.runner.runner import StepInput
@@ -171,6 +173,8 @@ def _with_trees(model: PreTrainedModel) -> Iterator[CausalModel]:
             _learnt[model] = DraftHistory(vocab_size=causal.vocab_size)
         yield causal
     finally:
+        restore_layers(model)
+        restore_attention(model)
         model.set_attn_implementation(before)
         model.train(was_training)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch.distributed import TCPStore
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
-from benchmarks.families.checkpoints import VOCAB_SIZE, WINDOW, save_family
+from benchmarks.families.checkpoints import VOCAB_SIZE, WINDOW, published_kind, save_family
 from benchmarks.families.processes import call_in_processes
 from benchmarks.shared.decoded_texts import generate_tokens
 from lp import Auto, Autoregressive, Engine, Lookahead, PromptLookup, Sampling, Stopping
@@ -64,7 +64,8 @@ def check_family(name: str, is_quick: bool = False) -> FamilyResult:
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = str(save_family(name, Path(folder)))
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+            kind = published_kind(AutoConfig.from_pretrained(path))
+            model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
             expected = [_generate(model, prompt) for prompt in make_prompts()]
         except Exception as error:
             return FamilyResult(name, "none", reason=f"transformers: {_described(error)}")

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -179,15 +186,27 @@ def save_family(family: str, folder: Path, seed: int = 0) -> Path:
 
     family: one of FAMILIES, or a model type that reads images as well.
     """
-    kind = AutoModelForCausalLM if family in FAMILIES else AutoModelForImageTextToText
+    config = make_config(family)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = kind.from_config(make_config(family), dtype=torch.float32, attn_implementation="eager")
+        model = published_kind(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     spread_weights(model, seed)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
     model.save_pretrained(folder)
     build_tokenizer(VOCAB_SIZE).save_pretrained(folder)
     return folder
+
+
+def published_kind(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What makes the model that checkpoints of a configuration hold: the one that reads images as well, if there is one
+    and the language model alone has a configuration of another type.
+    """
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForImageTextToText
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return AutoModelForCausalLM if known.config_class is type(config) else AutoModelForImageTextToText
 
 
 def make_config(family: str) -> PreTrainedConfig:

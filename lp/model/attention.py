@@ -2,7 +2,7 @@
 
 A row sees the whole cached prefix, its own ancestors and itself. In a sliding-window layer it sees only those of them
 that are less than the window's size away, and in a layer with chunks those of its own chunk of positions. The step
-reaches the function as an argument of the model's forward. Knows nothing of how attention is computed: that is in
+is that of the forward that is running (see current_step.py). Knows nothing of how attention is computed: that is in
 lp/model/kernels.py.
 
 The rows of several sequences go through the model together; only in attention is each sequence by itself.
@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 
 from lp.kv_cache.cache import KVCache
 from lp.kv_cache.recurrent import RecurrentStates
+from lp.model.current_step import current_step
 from lp.model.kernels import AttentionKind, LayerAttention, UnsupportedAttention, attend
 from lp.model.recurrent.base import Piece, RecurrentLayer, split, walk
 from lp.tree import NO_ROWS, TokenTree
@@ -70,6 +71,11 @@ class Step(ABC):
     owners: dict[tuple[int, int], tuple[ReferenceType[Tensor], ReferenceType[Tensor], int]] = field(
         default_factory=dict
     )
+
+    @property
+    @abstractmethod
+    def positions(self) -> Tensor:
+        """[R] of all rows."""
 
     @abstractmethod
     def attend(
@@ -182,7 +188,6 @@ class TreeStep(Step):
 
     @property
     def positions(self) -> Tensor:
-        """[R] of all rows."""
         return torch.cat([part.positions for part in self.parts])
 
     def attend(
@@ -206,7 +211,6 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: Step,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -214,7 +218,7 @@ def tree_attention(
     s_aux: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """query [1, H*G, R, D], key and value [1, H, R, D], of the step's rows alone -> [1, R, H*G, D], None.
+    """query [1, H*G, R, D], key and value [1, H, R, D], of the current step's rows alone -> [1, R, H*G, D], None.
     s_aux: [H*G] sinks.
 
     Raises UnsupportedAttention for an argument that tree attention does not know.
@@ -224,7 +228,8 @@ def tree_attention(
         raise UnsupportedAttention(
             f"its attention uses {', '.join(sorted(unknown))}, which tree attention does not know"
         )
-    layer = getattr(module, "layer_idx", -1)
+    layer, step = getattr(module, "layer_idx", -1), current_step()
+    assert isinstance(step, Step), "tree attention is computed while a step is running"
     step.layers_seen.append(layer)
     step.windows_seen.add(sliding_window)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

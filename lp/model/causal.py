@@ -20,6 +20,7 @@ from lp.kv_cache.cache import KVCache, KVMemory, LayerShape, RowsOnly
 from lp.kv_cache.contiguous import ContiguousCache, ContiguousMemory
 from lp.model import attention
 from lp.model.attention import TreeRows, TreeStep
+from lp.model.current_step import running
 from lp.model.fast_forward import (
     PREFILL_CHUNK,
     BeforeAttention,
@@ -35,6 +36,7 @@ from lp.model.heads.loaded import LoadedHeads
 from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
+from lp.model.own_attention import replace_attention, set_attention
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
 from lp.model.recurrent.kinds import attention_layers, replace_layers
 from lp.platform.hardware import upload
@@ -44,8 +46,8 @@ log = logging.getLogger("lookahead")
 
 
 class CausalModel:
-    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention, and
-    recurrent layers get a forward that knows trees.
+    """Wraps a transformers model, which is unchanged but for its attention function: that becomes tree attention.
+    Recurrent layers, and attention outside of transformers' interface, get a forward that knows trees.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class CausalModel:
         Raises UnsupportedAttention for a kind of attention that cannot be used here.
         """
         attention.register()
-        model.set_attn_implementation(attention.NAME)
+        replace_attention(model, max_length)
+        set_attention(model, attention.NAME)
         self.model = model.eval()
         self.max_length, self.eos = max_length, eos
         self.grammars: Grammars | None = None  # for the checkpoint's tokenizer
@@ -234,7 +237,7 @@ class CausalModel:
         self.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
         step, tokens = self.to_device(given)
         step.incoming, answered, positions = incoming, answered_rows(given), step.positions
-        with current(self.device), attention_of_torch(self.device):
+        with current(self.device), attention_of_torch(self.device), running(step):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
@@ -242,7 +245,6 @@ class CausalModel:
                 use_cache=True,
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),
-                step=step,
             )
         if not self.cache_shapes and isinstance(cache := given[0].cache, ContiguousCache):
             self.cache_shapes = cache.shapes

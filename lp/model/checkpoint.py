@@ -22,7 +22,7 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info, require_trees
 from lp.model.checks import Checks
 from lp.model.compilation import CompileMode, make_fast
-from lp.model.errors import CheckpointError, one_line
+from lp.model.errors import CheckpointError, described, one_line
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.extensions import Extension
 from lp.model.gguf import linked_file
@@ -260,7 +260,7 @@ def _make_causal(
         return CausalModel(model, known.max_length, known.eos, attention, layers)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         name = type(model).__name__
-        raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {one_line(error)}") from error
+        raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {described(error)}") from error
 
 
 def _check_plain(

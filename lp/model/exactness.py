@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from lp.model.attention import CHUNKED, Step, TreeStep
 from lp.model.causal import CausalModel
+from lp.model.errors import described
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import UnsupportedAttention
 from lp.model.language_model import calls_interface
@@ -42,12 +43,17 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedArchitecture(
             f"{_name(config)} is an encoder-decoder; only decoder-only models have a token tree"
         )
-    layers = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    text = config.get_text_config(decoder=True)
+    layers = getattr(text, "layer_types", None)
     unknown = sorted(set(layers or KNOWN_LAYERS) - KNOWN_LAYERS - (TYPES if is_family(config) else set()))
     if unknown:
         raise UnsupportedArchitecture(
             f"{_name(config)} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can "
             "branch exactly"
+        )
+    if getattr(text, "num_attention_heads", None) is None:
+        raise UnsupportedArchitecture(
+            f"{_name(config)} has no attention heads; only attention and some recurrent layers can branch exactly"
         )
 
 
@@ -63,7 +69,7 @@ def check_forward(config: PreTrainedConfig, max_length: int) -> None:
         model = CausalModel(weightless_model(config, torch.float32), max_length, eos=[])
         step = find_step(model)
     except (TypeError, AttributeError, UnsupportedAttention) as error:
-        raise UnsupportedArchitecture(f"{_name(config)} cannot be run with a token tree: {error}") from error
+        raise UnsupportedArchitecture(f"{_name(config)} cannot be run with a token tree: {described(error)}") from error
     except FAILURES as error:
         log.debug("%s has no forward without weights: %s", _name(config), error)
         return
@@ -84,7 +90,7 @@ def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Referen
         references = make_references(model, probes)
         answers = [[_tree_logits(model, probe) for probe in reference.probes] for reference in references]
     except FAILURES as error:
-        raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {error}") from error
+        raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {described(error)}") from error
     _check_layers(model, answers[0][0][1])
     for reference, answered in zip(references, answers, strict=True):
         error = reference.error(logits for logits, _ in answered)

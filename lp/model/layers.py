@@ -16,7 +16,10 @@ def layer_config(config: PreTrainedConfig, layer: int) -> Any:
 def head_counts(config: PreTrainedConfig, layer: int) -> tuple[int, int]:
     """The numbers of a layer's query heads and key/value heads."""
     own = layer_config(config, layer)
-    return own.num_attention_heads, getattr(own, "num_key_value_heads", None) or own.num_attention_heads
+    if getattr(own, "multi_query", False) and not getattr(own, "new_decoder_architecture", False):
+        return own.num_attention_heads, 1
+    names = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
+    return own.num_attention_heads, next(filter(None, (getattr(own, name, None) for name in names)))
 
 
 def head_dims(config: PreTrainedConfig, layer: int) -> tuple[int, int]:

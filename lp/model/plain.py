@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 
 from lp.kv_cache.cache import PAGE, KVCache, KVMemory, LayerShape, pages_of
 from lp.model.causal import CausalModel
-from lp.model.errors import one_line
+from lp.model.errors import described
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.fast_forward import PREFILL_CHUNK, SequenceRows
 from lp.model.gpu.device import attention_of_torch, current
 from lp.model.kernels import AttentionKind
 from lp.model.memory import Bound, count_pages
+from lp.model.own_attention import set_attention
 from lp.model.probes import Probes, spread_probes
 from lp.model.reference import FLOOR, NUM_CACHED, relative_error
 
@@ -143,7 +144,7 @@ class PlainModel(CausalModel):
 
     def __init__(self, model: PreTrainedModel, max_length: int, eos: list[int]):
         super().__init__(model, max_length, eos)
-        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+        set_attention(model, "sdpa" if model._supports_sdpa else "eager")
         self.memory, self.takes_chunks = PlainMemory(sys.maxsize), True
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._takes_num_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -221,7 +222,7 @@ def make_plain(
         texts = (probes or spread_probes(plain.vocab_size))[:NUM_TEXTS]
         errors = _errors_of(plain, texts, each=1)
     except FAILURES as error:
-        raise UnsupportedArchitecture(f"{reason}; nor can {name} be decoded plainly: {one_line(error)}") from error
+        raise UnsupportedArchitecture(f"{reason}; nor can {name} be decoded plainly: {described(error)}") from error
     allowed = MULTIPLE * FLOOR[plain.dtype]
     if max(errors) > allowed:
         raise UnsupportedArchitecture(

@@ -20,6 +20,7 @@ from torch import Tensor
 from lp.model import attention, wider_eager
 from lp.model.causal import CausalModel
 from lp.model.gpu.device import attention_of_torch, current
+from lp.model.own_attention import set_attention
 from lp.model.probes import Probes, spread_probes
 from lp.tree import TokenTree, TreeBuilder
 
@@ -157,10 +158,10 @@ def _by_row(logits: Tensor) -> Tensor:
 def _own_logits(model: CausalModel, paths: list[list[int]], kernel: str) -> Tensor:
     """[2P, 3, V] float32 logits of the last three tokens of each path, by a kernel of transformers, without a cache."""
     wider_eager.register()
-    model.model.set_attn_implementation(kernel)
+    set_attention(model.model, kernel)
     try:
         tokens = torch.tensor(paths, device=model.device)
         with current(model.device), attention_of_torch(model.device):
             return model.model(input_ids=tokens, use_cache=False, logits_to_keep=len(PATHS[0])).logits.float()
     finally:
-        model.model.set_attn_implementation(attention.NAME)
+        set_attention(model.model, attention.NAME)

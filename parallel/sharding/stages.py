@@ -3,7 +3,7 @@ holds the embedding, and the last one the norm and the head.
 
 The split is applied from outside, by a plan (plans.py). Modules without weights stand in for the layers of other
 stages, so that the list of layers keeps its length and layer indices, layer types and masks stay right. Hidden states
-come in and go out through the `Step` that every layer is given. Knows nothing of ranks, or of how hidden states travel.
+come in and go out through the current `Step`. Knows nothing of ranks, or of how hidden states travel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.attention import Step
 from lp.model.checkpoint import Reader
+from lp.model.current_step import current_step
 from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
 from lp.model.quantization.model import empty_model
@@ -113,7 +114,8 @@ class EarlierLayer(nn.Module):
     come in, it hands on what it was given, and notes that.
     """
 
-    def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        step: Step | None = current_step()
         if step is None:
             return hidden_states
         if step.incoming is None:
@@ -124,7 +126,8 @@ class EarlierLayer(nn.Module):
 class LaterLayer(nn.Module):
     """Stands in for a layer of a later stage. It hands out what this stage has computed."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, step: Step | None = None, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        step: Step | None = current_step()
         if step is not None:
             step.outgoing = hidden_states
         return hidden_states

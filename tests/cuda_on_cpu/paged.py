@@ -21,6 +21,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import PAGE, RowsOnly
 from lp.model.attention import MaskKey, Step
 from lp.model.causal import CausalModel
+from lp.model.current_step import running
 from lp.model.fast_forward import BeforeAttention, SequenceRows
 from lp.model.gpu.product_times import Timer
 from lp.model.gpu.step_tensors import StepTensors
@@ -41,6 +42,10 @@ class PagedStep(Step):
     dtype: torch.dtype
     masks: dict[MaskKey, Tensor] = field(default_factory=dict)
     before_attention: BeforeAttention | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        return self.given.positions
 
     def mask(self, key: MaskKey) -> Tensor:
         if key not in self.masks:
@@ -112,14 +117,14 @@ class PagedForward:
         step = PagedStep(
             self.kind, given=given, arena=self.arena, dtype=self.model.dtype, before_attention=before_attention
         )
-        output = self.model(
-            input_ids=given.tokens[None],
-            position_ids=given.positions[None],
-            past_key_values=RowsOnly(self.arena.num_layers, given.positions),
-            use_cache=True,
-            logits_to_keep=max(1, answered) if isinstance(answered, int) else answered,  # 0 would mean all of them
-            step=step,
-        )
+        with running(step):
+            output = self.model(
+                input_ids=given.tokens[None],
+                position_ids=given.positions[None],
+                past_key_values=RowsOnly(self.arena.num_layers, given.positions),
+                use_cache=True,
+                logits_to_keep=max(1, answered) if isinstance(answered, int) else answered,  # 0 would mean all of them
+            )
         logits = output.logits[0]
         found = logits[1:] if isinstance(answered, int) and answered == 0 else logits
         return found.float() if out is None else out.copy_(found)

@@ -122,9 +122,14 @@ def recorder() -> Recorder | None:
 
 @dataclass(kw_only=True)
 class RecordedStep(Step):
-    """A step whose attention is recorded instead of computed."""
+    """A step whose attention is recorded instead of computed. of_rows: their positions."""
 
     recorder: Recorder
+    of_rows: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        return self.of_rows
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, is_shared: bool = False

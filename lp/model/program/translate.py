@@ -7,6 +7,7 @@ import torch
 from lp.kv_cache.cache import LayerShape, RowsOnly
 from lp.model.attention import Step
 from lp.model.causal import CausalModel
+from lp.model.current_step import running
 from lp.model.program.experts import recorded_experts
 from lp.model.program.lower import Lowering
 from lp.model.program.record import RecordedStep, Recorder, Recording
@@ -55,14 +56,13 @@ def _record(model: CausalModel, num_rows: int) -> Recording:
     incoming = None
     if not model.is_first_stage:
         incoming = torch.zeros(1, num_rows, model.hidden_size, dtype=model.dtype, device=model.device)
-    step = RecordedStep(model.attention_kind, incoming, recorder=recorder)
-    with torch.inference_mode(False), torch.no_grad(), recorded_experts(model.model), recorder:
+    step = RecordedStep(model.attention_kind, incoming, recorder=recorder, of_rows=positions)
+    with torch.inference_mode(False), torch.no_grad(), recorded_experts(model.model), running(step), recorder:
         answer = model.model(
             input_ids=tokens[None],
             position_ids=positions[None],
             past_key_values=RowsOnly(model.num_layers, positions),
             use_cache=True,
-            step=step,
         )
     output = answer.logits if model.is_last_stage else step.outgoing
     assert output is not None, "a stage before the last hands hidden states on"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lp.kv_cache.recurrent import RecurrentStates, State
+from lp.model.current_step import current_step
 from lp.platform.hardware import upload
 
 # The most rows of a piece of a prompt.
@@ -159,8 +160,9 @@ class RecurrentLayer(nn.Module, ABC):
         self.mixer: Any = mixer
         self.index = index
 
-    def forward(self, hidden_states: Tensor, step: RecurrentStep | None = None, **others) -> Tensor:
+    def forward(self, hidden_states: Tensor, **others) -> Tensor:
         """hidden_states: [1, R, hidden], and so is the result."""
+        step: RecurrentStep | None = current_step()
         if step is None:
             return self.mixer(hidden_states, **others)
         return self.compute(hidden_states[0], step)[None]

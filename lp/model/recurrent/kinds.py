@@ -63,5 +63,12 @@ def replace_layers(model: PreTrainedModel) -> list[RecurrentLayer]:
     return [part for part in model.modules() if isinstance(part, RecurrentLayer)]
 
 
+def restore_layers(model: PreTrainedModel) -> None:
+    """Puts a model's own layers back."""
+    for name, part in [*model.named_modules()]:
+        if isinstance(part, RecurrentLayer):
+            model.set_submodule(name, part.mixer)
+
+
 def _is_recurrent(part: nn.Module) -> bool:
     return type(part).__name__ in KINDS

@@ -139,7 +139,7 @@ def test_a_model_that_answers_no_trees_is_said_to_run_alone(tmp_path: Path) -> N
         ("gpt2", "native", "C++"),
         ("qwen3_moe", "native", "C++"),
         ("gemma3n_text", "eager", "cannot be written as a program: the operation"),
-        ("bloom", "eager", "in 0 of its 2 layers"),
+        ("xglm", "eager", "in 0 of its 2 layers"),
     ],
 )
 def test_which_forward_a_model_would_have_is_said_without_its_weights(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.attention import TreeRows, TreeStep, tree_attention
+from lp.model.current_step import running
 from lp.model.kernels import AttentionKind, UnsupportedAttention
 from lp.tree import PREFIX, TokenTree
 from tests.lp.test_tree import random_tree
@@ -76,10 +77,11 @@ def test_against_loops(cached: int, window: int | None, softcap: float | None, k
         tree = random_tree(rng, 14)
         query = 2 * torch.randn(1, heads * group, 14, head_dim, generator=generator)
         key, value = torch.randn(2, 1, heads, cached + 14, head_dim, generator=generator)
-        found, weights = tree_attention(
-            nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None,
-            step=make_step(make_rows(tree, key, value), kind=kind), sliding_window=window, softcap=softcap,
-        )  # fmt: skip
+        with running(make_step(make_rows(tree, key, value), kind=kind)):
+            found, weights = tree_attention(
+                nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None, sliding_window=window,
+                softcap=softcap,
+            )  # fmt: skip
         assert weights is None
         torch.testing.assert_close(
             found, attend_by_loops(query, key, value, tree, cached, window, softcap), rtol=1e-4, atol=1e-5
@@ -96,10 +98,10 @@ def test_sinks_take_part_in_the_sum_alone(window: int | None, kind: AttentionKin
         query = 2 * torch.randn(1, 6, num_rows, 8, generator=generator)
         key, value = torch.randn(2, 1, 2, cached + num_rows, 8, generator=generator)
         sinks = torch.randn(6, generator=generator)
-        found, _ = tree_attention(
-            nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None,
-            step=make_step(make_rows(tree, key, value), kind=kind), sliding_window=window, s_aux=sinks,
-        )  # fmt: skip
+        with running(make_step(make_rows(tree, key, value), kind=kind)):
+            found, _ = tree_attention(
+                nn.Module(), query, key[:, :, cached:], value[:, :, cached:], None, sliding_window=window, s_aux=sinks
+            )
         expected = attend_by_loops(query, key, value, tree, cached, window, None, sinks)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -122,15 +124,10 @@ def test_each_of_several_sequences_sees_itself_alone(window: int | None) -> None
         torch.cat([state[:, :, part.cached :] for part, state in zip(parts, states, strict=True)], dim=2)
         for states in (keys, values)
     )
-    found, _ = tree_attention(
-        nn.Module(),
-        torch.cat(queries, dim=2),
-        own_keys,
-        own_values,
-        None,
-        step=make_step(*parts),
-        sliding_window=window,
-    )
+    with running(make_step(*parts)):
+        found, _ = tree_attention(
+            nn.Module(), torch.cat(queries, dim=2), own_keys, own_values, None, sliding_window=window
+        )
     torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
     for part, key, value in zip(parts, keys, values, strict=True):
         assert isinstance(part.cache, ContiguousCache)
@@ -141,9 +138,9 @@ def test_each_of_several_sequences_sees_itself_alone(window: int | None) -> None
 def test_the_models_own_scaling_is_used() -> None:
     tree = random_tree(np.random.default_rng(0), 5)
     query, key, value = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-    step = make_step(make_rows(tree, key, value))
-    found, _ = tree_attention(nn.Module(), query, key, value, None, step=step, scaling=0.25)
-    expected, _ = tree_attention(nn.Module(), 0.5 * query, key, value, None, step=step)
+    with running(make_step(make_rows(tree, key, value))):
+        found, _ = tree_attention(nn.Module(), query, key, value, None, scaling=0.25)
+        expected, _ = tree_attention(nn.Module(), 0.5 * query, key, value, None)
     torch.testing.assert_close(found, expected)
 
 
@@ -154,7 +151,8 @@ def test_layers_and_windows_are_recorded() -> None:
     for layer, window in [(0, None), (1, 8)]:
         module = nn.Module()
         module.layer_idx = layer
-        tree_attention(module, states, states, states, None, step=step, sliding_window=window)
+        with running(step):
+            tree_attention(module, states, states, states, None, sliding_window=window)
     assert step.layers_seen == [0, 1]
     assert step.windows_seen == {None, 8}
 
@@ -162,6 +160,7 @@ def test_layers_and_windows_are_recorded() -> None:
 def test_unknown_arguments_are_refused_by_name() -> None:
     states = torch.randn(1, 1, 3, 4)
     step = make_step(make_rows(random_tree(np.random.default_rng(0), 3), states, states))
-    with pytest.raises(UnsupportedAttention, match="its attention uses alibi, which tree attention does not know"):
-        tree_attention(nn.Module(), states, states, states, None, step=step, alibi=torch.zeros(1), position_ids=None)
-    tree_attention(nn.Module(), states, states, states, None, step=step, alibi=None, is_causal=True)
+    with running(step):
+        with pytest.raises(UnsupportedAttention, match="its attention uses alibi, which tree attention does not know"):
+            tree_attention(nn.Module(), states, states, states, None, alibi=torch.zeros(1), position_ids=None)
+        tree_attention(nn.Module(), states, states, states, None, alibi=None, is_causal=True)

@@ -75,7 +75,7 @@ def test_a_layer_without_tree_attention_is_found(checkpoint_folder: Callable[[st
 @pytest.mark.parametrize(
     ("architecture", "changes", "reason"),
     [
-        ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM .* in 0 of its 2 layers; the others would see"),
+        ("xglm", {}, "XGLMForCausalLM .* in 0 of its 2 layers; the others would see"),
         ("mamba", {}, "MambaForCausalLM has layers of type linear_attention; only chunked_attention, full"),
         ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, "JambaForCausalLM has layers of type"),
         ("bert", {"is_decoder": False}, "other logits for a token tree"),

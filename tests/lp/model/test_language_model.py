@@ -18,7 +18,7 @@ from tests.lp.model.quantization.test_checkpoints import unpacked
 from tests.models import generate_greedily
 from tests.slow import slow_except
 
-FAMILIES = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3"]
+FAMILIES = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "qwen3_5", "qwen3_5_moe"]
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
 NUM_TOKENS = 16
 
@@ -37,15 +37,16 @@ def test_the_tokens_are_those_of_the_whole_model(family: str, tmp_path: Path) ->
         assert found.token_ids == expected, method
 
 
-def test_weights_of_towers_are_not_needed(tmp_path: Path) -> None:
-    folder = save_family("mistral3", tmp_path)
+@pytest.mark.parametrize(("family", "tower"), [("mistral3", "vision_tower"), ("qwen3_5", "visual")])
+def test_weights_of_towers_are_not_needed(family: str, tower: str, tmp_path: Path) -> None:
+    folder = save_family(family, tmp_path)
     file = folder / "model.safetensors"
-    weights = {name: weight for name, weight in load_file(file).items() if "vision_tower" not in name}
+    weights = {name: weight for name, weight in load_file(file).items() if tower not in name}
     assert len(weights) < len(load_file(file))
     save_file(weights, file, metadata={"format": "pt"})
     for kept in (Weights.auto, Weights.int8):
         model = load(ModelSettings(str(folder), device="cpu", weights=kept)).model
-        assert not [name for name, _ in model.model.named_parameters() if "vision_tower" in name]
+        assert not [name for name, _ in model.model.named_parameters() if tower in name]
 
 
 @pytest.mark.parametrize("modes", slow_except(["off", "off on"], "off"))
