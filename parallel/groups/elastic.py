@@ -1,8 +1,8 @@
 """Elastic groups: how many ranks share each step, which group serves which request, and which requests move.
 
-The N ranks of an epoch form N/s groups of size s. The ranks of a group share every tree, as in lookahead parallelism, and
-groups know nothing of each other. With fewer requests than smaller groups, large groups make each request faster. With
-a request for each smaller group, a step without the rows of other requests is shorter than one that is shared.
+The N ranks of an epoch form N/s groups of size s. The ranks of a group share every tree, as in lookahead parallelism,
+and groups know nothing of each other. With fewer requests than smaller groups, large groups make each request faster.
+With a request for each smaller group, a step without the rows of other requests is shorter than one that is shared.
 
 Pure decisions: nothing here knows how ranks are reached, and no clock is read.
 """
