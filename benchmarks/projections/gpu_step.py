@@ -125,15 +125,16 @@ def describe_parts(
 def describe_shared(plan: list[Instruction], arguments: argparse.Namespace) -> tuple[str, list[dict[str, Any]]]:
     """What fused steps take on one GPU and on several that share them, as a table and as figures."""
     table, data = [], []
-    for gpu, context, rows in product(SHARED_ON, arguments.context, arguments.rows):
-        whole_us = _microseconds(costs_of(plan, rows, context), gpu, rows)
-        line = [gpu.name, context, rows, f"{whole_us / 1e3:.2f}"]
-        for ranks in arguments.share:
-            part = largest_part(rows, ranks)
-            shared_us = _microseconds(costs_of(plan, part, context), gpu, part) + arguments.exchange_us
-            line += [part, f"{shared_us / 1e3:.2f}", f"{whole_us / shared_us:.2f}x"]
-            data.append({"gpu": gpu.name, "context": context, "rows": rows, "ranks": ranks, "us": shared_us})
-        table.append(line)
+    for gpu in SHARED_ON:
+        for context, rows in product(arguments.context, arguments.rows):
+            whole_us = _microseconds(costs_of(plan, rows, context), gpu, rows)
+            line = [gpu.name, context, rows, f"{whole_us / 1e3:.2f}"]
+            for ranks in arguments.share:
+                part = largest_part(rows, ranks)
+                shared_us = _microseconds(costs_of(plan, part, context), gpu, part) + arguments.exchange_us
+                line += [part, f"{shared_us / 1e3:.2f}", f"{whole_us / shared_us:.2f}x"]
+                data.append({"gpu": gpu.name, "context": context, "rows": rows, "ranks": ranks, "us": shared_us})
+            table.append(line)
     columns = ["GPU", "cached", "rows", "one GPU, estimated ms"]
     for ranks in arguments.share:
         columns += [f"{ranks} ranks, rows", "PROJECTED ms", "speed"]
