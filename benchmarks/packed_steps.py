@@ -1,4 +1,4 @@
-"""Measures steps of a GGUF file whose weights stay as they are, beside the time to read its bytes once.
+"""Measures steps of a GGUF file read as it is, beside the time to read its bytes once.
 
     python -m benchmarks.packed_steps --layers 4 --dtype bfloat16 --threads 2
 
