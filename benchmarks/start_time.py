@@ -1,4 +1,4 @@
-"""Measures how long a server takes from its command until it is ready, warm and cold, or a text until its first token.
+"""Measures the time from a command until a server is ready, or until a text has its first token.
 
     python -m benchmarks.start_time --model smollm2 --dtype bfloat16 --rounds 5
     python -m benchmarks.start_time --model gemma3-270m --program generate
