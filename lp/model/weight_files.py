@@ -134,7 +134,11 @@ class WeightFiles:
         found: dict[str, FileKey] = {name: key for key, (name, part) in renamed.items() if part is None}
         for converter in converters:
             operations = [type(one) for one in converter.operations]
-            is_joined = operations == [Concatenate] and converter.operations[0].dim == 0
+            match converter.operations:
+                case [Concatenate(dim=0)]:
+                    is_joined = True
+                case _:
+                    is_joined = False
             if operations not in ([MergeModulelist], [MergeModulelist, Concatenate]) and not is_joined:
                 continue
             merged: dict[str, dict[str, list[str]]] = {}

@@ -40,7 +40,8 @@ def numbers(weight: Tensor, bits: int) -> Tensor:
 
 def with_quantized_weights(reference: PreTrainedModel, engine: Engine) -> PreTrainedModel:
     """transformers' model with the numbers that an engine's weights stand for."""
-    own = dict(engine.checkpoint.model.model.named_parameters())
+    parameters = engine.checkpoint.model.model.named_parameters()
+    own = {name.replace(".mixer.", "."): weight for name, weight in parameters}  # in a layer that took another's place
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             weight.copy_(unpacked(own[name]))
