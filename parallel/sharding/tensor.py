@@ -55,6 +55,8 @@ from parallel.sharding.weights import fill, has_quantized, name_of
 REPLICATED = "replicate"
 # Of a module whose own parameters are split by styles of their own.
 LOCAL = "local_params"
+# Of the projection to the latent numbers of all heads' keys and values, which is whole on every rank.
+LATENT = "mla_kv_a_proj"
 # Bytes to whose multiples rows of experts' weights must be aligned for torch's grouped products.
 ALIGNMENT = 16
 
@@ -118,7 +120,8 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
     styles = {}
     for name, part in parts.items():
         style = next((patterns[p] for p in patterns if re.fullmatch(_expression(p), name)), REPLICATED)
-        if style.startswith((REPLICATED, LOCAL)) or part is embedding:  # the head decides on that, whatever the plan
+        is_whole = style == LATENT or style.startswith((REPLICATED, LOCAL))
+        if is_whole or part is embedding:  # the head decides on the embedding, whatever the plan
             continue
         if style == COLUMN and isinstance(part, nn.Parameter) and has_number_per_head(model.config, part):
             continue  # it is split with the heads

@@ -146,7 +146,9 @@ def test_text_is_that_of_one_device_with_a_share_of_its_memory(
 
 @pytest.mark.slow
 def test_layers_of_several_kinds_are_split_each_by_its_own_heads(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path / name, name) for name in ("gemma4", "gemma4_moe", "deepseek_v3")]
+    folders = [
+        save_checkpoint(tmp_path / name, name) for name in ("gemma4", "gemma4_moe", "deepseek_v3", "deepseek_v2")
+    ]
     by_rank = run_ranks(decode, 2, [str(folder) for folder in folders], "shm", 2, exchange="shm", timeout_s=60)
     for folder, *found in zip(folders, *by_rank, strict=True):
         assert [rank.texts for rank in found] == [on_one_device(folder)[1]] * 2, folder.name
