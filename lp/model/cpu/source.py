@@ -45,8 +45,6 @@ LAYER = 4
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention_task.h.
-MOST_GROUPS = 48
 
 
 @dataclass(frozen=True)
@@ -219,12 +217,10 @@ def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
 
 def _attention(step: Attention) -> str:
     """The text of a call of the kernel."""
-    if step.num_groups > MOST_GROUPS:
-        raise Inexpressible(f"attention with {step.num_groups} query heads for each key/value head")
-    how = step.how
-    stride = step.query.strides[0] if step.query.strides else 0
+    how, in_keys = step.how, "true" if step.values_in_keys else "false"
     return (
-        f"attend<{step.head_dim}, {step.value_dim}>((const float*)a[0] + a[1], a[2], {stride}, (float*)a[3], a[4], "
+        f"attend<{step.head_dim}, {step.value_dim}, {in_keys}>((const float*)a[0] + a[1], a[2], {step.head_stride}, "
+        "(float*)a[3], a[4], "
         f"(const float*)a[5], step, {step.num_heads}, {step.num_groups}, first, {float(how.scale)!r}f, "
         f"{how.sliding_window or 0}, {how.chunk_size or 0}, {float(how.softcap or 0.0)!r}f, room, thread, num_threads);"
     )

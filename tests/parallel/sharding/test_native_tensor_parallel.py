@@ -34,7 +34,7 @@ from parallel.errors import RankLost
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 from parallel.runners.lookahead import LookaheadParallel
 from parallel.sharding.tensor import read_sharded
-from tests.models import generate_greedily, load_reference, save_checkpoint
+from tests.models import LATENT, generate_greedily, load_reference, save_checkpoint
 from tests.parallel.ranks import run_ranks, run_ranks_to_end
 
 PROMPT = [(3 + 7 * i) % 41 + 2 for i in range(40)]
@@ -54,6 +54,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral": {},  # experts
     "qwen3_moe": {},
     "gpt_oss": {},  # sinks, experts with biases
+    "deepseek_v2": {},  # latent numbers, which every rank has
+    "glm4_moe_lite": LATENT,
+    "minicpm3": LATENT,
 }
 
 
