@@ -11,7 +11,7 @@ from launch.config.runtime import RuntimeSettings
 from launch.diagnostics.findings import Finding
 from lp.model.checkpoint import pick_device, pick_dtype, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
-from lp.model.compilation import CompileMode, why_not_compiled
+from lp.model.compilation import CompileMode, native_cache_bytes, why_not_compiled
 from lp.model.errors import one_line
 from lp.model.exactness import FAILURES
 from lp.model.memory import cache_bytes, num_parameters
@@ -19,6 +19,8 @@ from lp.platform.hardware import dtype_name
 from parallel import build
 
 SECTION = "the model"
+# The forward that is compiled for a CPU.
+NATIVE = "native"
 # Degrees of tensor and pipeline parallelism that are asked about.
 DEGREES = (2, 4, 8)
 
@@ -41,11 +43,13 @@ def inspect(settings: RuntimeSettings, bytes_per_s: float | None) -> Iterator[Fi
             seconds = size / bytes_per_s
             text = f"{1000 * seconds:.1f} ms to read all weights once, which is about the least that a step takes"
             yield Finding(SECTION, "step", text, {"seconds": seconds})
+    compiled = forward(known, model.compile, pick_device(model.device), dtype)
     if not known.plain:
-        cached = cache_bytes(known.config, dtype, 1000)
+        is_native = compiled.value == NATIVE
+        cached = native_cache_bytes(known, dtype, 1000) if is_native else cache_bytes(known.config, dtype, 1000)
         text = f"{cached / 1e6:.1f} MB for each 1,000 tokens of a text, of at most {known.max_length:,} tokens"
         yield Finding(SECTION, "keys and values", text, cached)
-    yield forward(known, model.compile, pick_device(model.device), dtype)
+    yield compiled
     yield modes(known)
 
 
@@ -59,7 +63,7 @@ def forward(known: CheckpointInfo, mode: CompileMode, device: torch.device, dtyp
         return Finding(SECTION, "forward", f"eager: transformers' own, as {reason}", "eager")
     if device.type == "cuda":
         return Finding(SECTION, "forward", "compiled: fused kernels for the GPU, as CUDA graphs", "compiled")
-    return Finding(SECTION, "forward", "native: C++ that is compiled for this model and machine", "native")
+    return Finding(SECTION, "forward", "native: C++ that is compiled for this model and machine", NATIVE)
 
 
 def modes(known: CheckpointInfo) -> Finding:

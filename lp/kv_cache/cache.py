@@ -32,7 +32,7 @@ def pages_of(num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer's heads, and the dimensions of a key and of a value."""
+    """A layer's heads, and the dimensions of a key and of a value: 0 where a value is the first numbers of its key."""
 
     heads: int
     key_dim: int

@@ -31,7 +31,7 @@ from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
 from lp.model.language_model import has_towers
-from lp.model.memory import DoesNotFit, check_fits, find_bound, free_memory, parse_bound, stored_bytes
+from lp.model.memory import Bound, DoesNotFit, check_fits, find_bound, free_memory, parse_bound, stored_bytes
 from lp.model.plain import make_plain
 from lp.model.probes import text_probes
 from lp.model.program.group import RankGroup
@@ -236,11 +236,15 @@ def load(
     models = [causal, *(one.model for one in extensions if one.model)]
     if device.type == "cuda":
         _lay_out_weights(models, settings.compile, is_compiled)
-    _bound_memory(checkpoint.models, settings.kv_memory, num_sharing)
+    bound = find_bound(settings.kv_memory, device, num_sharing)
+    if device.type == "cuda":  # graphs hold the addresses of keys and values
+        _share_memory(bound, checkpoint.models)
     if is_compiled:
         has_passed = _make_fast(causal, settings, references, capture, is_checked, group)
         if checks and has_passed:
             checks.note()
+    if device.type != "cuda":  # the compiled forward may cache less of a token
+        _share_memory(bound, checkpoint.models)
     for extension in extensions:
         extension.attach(causal, settings.compile)
     if device.type == "cuda":
@@ -286,7 +290,7 @@ def _load_plain(known: CheckpointInfo, model: PreTrainedModel, settings: ModelSe
         raise
     keep_unpacked(model, UNPACKED_SHARE * free_memory(plain.device) / num_sharing)
     log.warning("every step gives one token, whatever the method (decode=autoregressive): %s", known.plain)
-    _bound_memory([plain], settings.kv_memory, num_sharing)
+    _share_memory(find_bound(settings.kv_memory, plain.device, num_sharing), [plain])
     checkpoint = Checkpoint(**{**vars(known), "heads": None}, model=plain)
     plain.grammars = checkpoint.grammars
     return checkpoint
@@ -349,9 +353,8 @@ def weight_bytes(
     )
 
 
-def _bound_memory(models: Sequence[CausalModel], kv_memory: str, num_sharing: int) -> None:
+def _share_memory(bound: Bound, models: Sequence[CausalModel]) -> None:
     """Gives models on one device their memory for keys and values, with the same number of pages for each."""
-    bound = find_bound(kv_memory, models[0].device, num_sharing)
     for model, share in zip(models, bound.shared_by([model.numbers_per_token for model in models]), strict=True):
         model.bound_memory(share)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
-from lp.model.cpu.make import make_native
+from lp.model.cpu.make import find_cache_shapes, make_native
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
@@ -35,7 +35,7 @@ from lp.model.reference import Probe, Reference, make_references
 from lp.model.weightless import weightless_model
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler, missing_triton
 from lp.platform.library import library
-from lp.tree import chain
+from lp.tree import TokenTree, chain
 
 log = logging.getLogger("lookahead")
 
@@ -84,7 +84,8 @@ def make_fast(
     if mode is CompileMode.off or (mode is CompileMode.auto and _is_small(model, group)):
         return True
     try:
-        model.fast = _make(model, folder, references, capture, is_invariant, is_checked, group)
+        fast = _make(model, folder, references, capture, is_invariant, is_checked, group)
+        model.fast, model.cache_shapes = fast, dict(fast.cache_shapes or model.cache_shapes)
         return True
     except CompilationFailed as error:
         if is_invariant:
@@ -127,6 +128,15 @@ def why_not_compiled(known: CheckpointInfo, mode: CompileMode, device: torch.dev
     return ""
 
 
+def native_cache_bytes(known: CheckpointInfo, dtype: torch.dtype, num_tokens: int) -> int:
+    """Bytes that the native forward takes for the keys and values of so many tokens, found without weights.
+
+    Raises Inexpressible.
+    """
+    model = CausalModel(weightless_model(known.config, dtype), known.max_length, known.eos)
+    return num_tokens * dtype.itemsize * sum(shape.numbers for shape in find_cache_shapes(model).values())
+
+
 def _is_small(model: CausalModel, group: RankGroup | None) -> bool:
     """Whether compiling does not pay. All ranks that share a model find the same."""
     if model.device.type == "cuda" and group is not None:
@@ -147,15 +157,13 @@ def _make(
     """A fast forward that gives the references' logits. Raises CompilationFailed."""
     started = time.monotonic()
     references = [] if is_checked else references or make_references(model)
-    trunk = references[-1].probes[0].trunk if references else []
-    cache = model.make_cache(capacity=2 * len(trunk))
     try:
         with current(model.device):
             if model.device.type == "cuda":
                 fast = _captured(model, capture, is_invariant, group)
             else:
                 fast = _made(group, lambda: make_native(model, _check_can_compile(model, folder), is_checked))
-            fault = "" if is_checked else _find_fault(model, fast, cache, references)
+            fault = "" if is_checked else _find_fault(model, fast, references)
     except ForwardFailed as error:
         raise CompilationFailed(str(error)) from error
     if group is not None and not group.agree(not fault):
@@ -181,11 +189,27 @@ def _made(group: RankGroup | None, make: Callable[[], Made]) -> Made:
     return made
 
 
-def _find_fault(model: CausalModel, fast: FastForward, cache: KVCache, references: list[Reference]) -> str:
+@dataclass
+class _Caches:
+    """One sequence's caches for a model's own forward and for its fast one: a single one if they cache the same."""
+
+    own: KVCache
+    fast: KVCache
+
+    def shorten(self) -> None:
+        """Drops all cached tokens."""
+        self.own.shorten(0)
+        self.fast.shorten(0)
+
+
+def _find_fault(model: CausalModel, fast: FastForward, references: list[Reference]) -> str:
     """What is wrong with a fast forward; empty if it gives the references' logits but for rounding."""
+    capacity = 2 * len(references[-1].probes[0].trunk)
+    own = model.make_cache(capacity)
+    caches = _Caches(own, own if fast.cache_shapes in (None, model.cache_shapes) else model.make_cache(capacity))
     for given in references:
-        reference = given if model.is_last_stage else _of_stage(model, cache, given)
-        answers = [_fast_logits(model, fast, cache, probe) for probe in reference.probes]
+        reference = given if model.is_last_stage else _of_stage(model, own, given)
+        answers = [_fast_logits(model, fast, caches, probe) for probe in reference.probes]
         error = max(reference.error(logits) for logits in zip(*answers, strict=True))
         if error > reference.allowed:
             return (
@@ -201,39 +225,44 @@ def _of_stage(model: CausalModel, cache: KVCache, reference: Reference) -> Refer
     """
     probes = []
     for probe in reference.probes:
-        _begin(model, cache, probe.trunk)
+        cache.shorten(0)
+        _write(model, cache, probe.trunk)
         outgoing = model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])[1].outgoing
         assert outgoing is not None, "a stage before the last has stand-ins for later layers"
         probes.append(replace(probe, logits=outgoing[0].float()))
     return replace(reference, probes=probes)
 
 
-def _begin(model: CausalModel, cache: KVCache, tokens: list[int]) -> None:
-    """Writes the first tokens of a sequence to the cache."""
-    cache.shorten(0)
+def _write(model: CausalModel, cache: KVCache, tokens: list[int]) -> None:
+    """Writes the first tokens of a sequence to the cache of the model's own forward."""
     model.forward_eager([SequenceRows(chain(tokens), cache, 1)])
     cache.keep(range(len(tokens)))
 
 
-def _fast_logits(model: CausalModel, fast: FastForward, cache: KVCache, probe: Probe) -> list[Tensor]:
+def _fast_logits(model: CausalModel, fast: FastForward, caches: _Caches, probe: Probe) -> list[Tensor]:
     """Logits of a probe's whole tree by a fast forward, and of its root alone if the whole trunk is cached."""
     num_cached = len(probe.trunk) - probe.num_computed
-    _begin(model, cache, probe.trunk[:num_cached])
-    computed = probe.trunk[num_cached:]
+    cached, computed = probe.trunk[:num_cached], probe.trunk[num_cached:]
+    caches.shorten()
+    if caches.fast is not caches.own:
+        _run_alone(model, fast, caches, chain(cached), 1)
+        caches.fast.keep(range(num_cached))
+    _write(model, caches.own, cached)
     trees = [probe.tree, *([] if computed else [chain(probe.tree.tokens[:1].tolist())])]
-    return [_run_alone(model, fast, SequenceRows(tree.under(computed), cache, len(tree))) for tree in trees]
+    return [_run_alone(model, fast, caches, tree.under(computed), len(tree)) for tree in trees]
 
 
-def _run_alone(model: CausalModel, fast: FastForward, rows: SequenceRows) -> Tensor:
-    """What a fast forward gives for those rows of one sequence whose logits are wanted.
+def _run_alone(model: CausalModel, fast: FastForward, caches: _Caches, tree: TokenTree, num_logits: int) -> Tensor:
+    """What a fast forward gives for those rows of one sequence whose logits are wanted, the last ones.
 
     A stage of a pipeline gets the hidden states with which the model's own forward begins where none come in.
     """
-    rows.cache.reserve(len(rows.tree))
+    rows = SequenceRows(tree, caches.fast, num_logits)
+    caches.fast.reserve(len(tree))
     if model.is_first_stage and model.is_last_stage:
         return fast([rows])
-    incoming = None if model.is_first_stage else model.forward_eager([rows])[1].incoming
-    return fast.run_stage([rows], None if incoming is None else incoming[0].float())[-rows.num_logits :]
+    incoming = None if model.is_first_stage else model.forward_eager([rows._replace(cache=caches.own)])[1].incoming
+    return fast.run_stage([rows], None if incoming is None else incoming[0].float())[-num_logits:]
 
 
 def _check_can_compile(model: CausalModel, folder: Path | None) -> Path:

@@ -102,6 +102,11 @@ class SecondModelExtension(Extension):
         if self.shares_memory:
             self.model.memory = main.memory
         make_fast(self.model, mode, folder("compiled"), self._references)
+        if self.shares_memory and self.model.cache_shapes != main.cache_shapes:
+            raise ValueError(
+                f"{self.role}.weights={self.settings.weights}: the copy cannot read what the model caches, as only one "
+                f"of the two is compiled; use model.compile=off, or no {self.role}.weights"
+            )
         self.model.free_weights()
         if self.role == SECOND:
             main.second = self.model

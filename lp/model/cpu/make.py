@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn import Linear
 
+from lp.kv_cache.cache import LayerShape
 from lp.model.causal import CausalModel
 from lp.model.cpu.binding import BoundInstruction, bind
 from lp.model.cpu.build import Libraries, build
@@ -15,6 +16,7 @@ from lp.model.cpu.forward import NativeForward
 from lp.model.cpu.memory import RowMemory
 from lp.model.cpu.source import Source, write
 from lp.model.cpu.weights import MULTIPLE
+from lp.model.program.latent import cache_latent_numbers
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import round_inputs, schedule
 from lp.model.program.steps import Program, table_key
@@ -38,6 +40,11 @@ def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> N
     return NativeForward(program, instructions, memory, libraries, cache_shapes(program), source.states, model.dtype)
 
 
+def find_cache_shapes(model: CausalModel) -> dict[int, LayerShape]:
+    """What the native forward of a model would cache in each layer. Raises Inexpressible."""
+    return cache_shapes(_translate(model, MORE_ROWS))
+
+
 def _check_general(model: CausalModel, source: Source) -> None:
     """Records the model anew. Raises Inexpressible if its program depends on the number of rows, tokens or positions.
 
@@ -58,8 +65,14 @@ def _build_and_bind(source: Source, folder: Path) -> tuple[Libraries, list[Bound
     return libraries, bind(source, libraries.kernels)
 
 
-def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
+def _translate(model: CausalModel, num_rows: int) -> Program:
     program = translate(model, num_rows)
+    cache_latent_numbers(program)
+    return program
+
+
+def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
+    program = _translate(model, num_rows)
     if model.dtype != torch.float32:
         round_inputs(program, MULTIPLE)
     if isinstance(output := model.model.get_output_embeddings(), Linear):

@@ -46,8 +46,6 @@ LAYER = 4
 # Bytes of a number that is sent to other ranks.
 BYTES_SENT = 4
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# The most query heads that may share a key/value head: MOST_QUERIES in kernels/attention_task.h.
-MOST_GROUPS = 48
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
     lives = _lives(program, stages)
     shared = {key for key, (_, first, last) in lives.items() if first != last}
     functions: dict[str, int] = {}
-    attentions: dict[tuple[int, int], int] = {}
+    attentions: dict[tuple[int, int, bool], int] = {}
     instructions: list[Instruction] = []
     packed = {weight_key(step.weight) for step in program.steps if isinstance(step, Product)}
     formats = _formats(program)
@@ -133,7 +131,7 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 )
             else:
                 assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
-                at = attentions.setdefault((step.head_dim, step.value_dim), len(attentions))
+                at = attentions.setdefault((step.head_dim, step.value_dim, step.values_in_keys), len(attentions))
                 instructions.append(_attention(step, at, number, is_last, layers.index(step.layer)))
     head = f"#define WEIGHT_FORMAT {FORMATS[dtype]}"
     texts = _functions(head, list(functions), formats, has_tables), _kernels(head, list(attentions), formats)
@@ -228,10 +226,8 @@ def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
 
 def _attention(step: Attention, kind: int, stage: int, is_last: bool, layer: int) -> Instruction:
     """kind: the number of the kernel. layer: among those that have keys and values of their own."""
-    if step.num_groups > MOST_GROUPS:
-        raise Inexpressible(f"attention with {step.num_groups} query heads for each key/value head")
-    how, stride = step.how, step.query.strides[0] if step.query.strides else 0
-    sizes = stride, step.num_heads, step.num_groups, _bits(how.scale), how.sliding_window or 0, how.chunk_size or 0
+    how = step.how
+    sizes = step.head_stride, step.num_heads, step.num_groups, _bits(how.scale), how.sliding_window or 0, how.chunk_size or 0
     arguments = *_placed(step.query), step.out, layer, step.sinks or 0, *sizes, _bits(how.softcap or 0.0)
     return Instruction(ATTENTION, kind, stage, is_last, arguments)
 
@@ -259,9 +255,9 @@ def _functions(head: str, functions: list[str], formats: dict[WeightFormat, str]
     ])  # fmt: skip
 
 
-def _kernels(head: str, attentions: list[tuple[int, int]], formats: dict[WeightFormat, str]) -> str:
-    """What runs a program, with the kernels for these sizes of heads and formats."""
-    sizes = ", ".join(f"attend<{head_dim}, {value_dim}>" for head_dim, value_dim in attentions)
+def _kernels(head: str, attentions: list[tuple[int, int, bool]], formats: dict[WeightFormat, str]) -> str:
+    """What runs a program, with the kernels for these kinds of attention and formats."""
+    kinds = ", ".join(f"attend<{key}, {value}, {str(in_keys).lower()}>" for key, value, in_keys in attentions)
     products = ", ".join(f"multiply_quantized<{name}>" for name in formats.values())
     experts = ", ".join(f"multiply_quantized_experts<{name}>" for name in formats.values())
     packing = [
@@ -275,7 +271,7 @@ def _kernels(head: str, attentions: list[tuple[int, int]], formats: dict[WeightF
     ]
     return "\n".join([
         head, '#include "run.h"', "", *_structs(formats), *packing, "",
-        f"static const Attention attentions[] = {{{sizes or 'nullptr'}}};",
+        f"static const Attention attentions[] = {{{kinds or 'nullptr'}}};",
         f"static const QuantizedProduct quantized[] = {{{products or 'nullptr'}}};",
         f"static const QuantizedProduct quantized_experts[] = {{{experts or 'nullptr'}}};",
         "",

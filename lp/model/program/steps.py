@@ -176,7 +176,8 @@ class Attention:
     """A layer's attention over the KV cache. The query's stride is that of heads, whose numbers lie side by side.
 
     layer: the index of the one whose keys and values are read. head_dim, value_dim: numbers of a key and of a value.
-    sinks: one number for each query head, see LayerAttention; `how` has none.
+    sinks: one number for each query head, see LayerAttention; `how` has none. values_in_keys: whether a value is the
+    first numbers of its key, so that the layer has no others.
     """
 
     out: Value
@@ -188,6 +189,7 @@ class Attention:
     head_dim: int
     value_dim: int
     sinks: Constant | None = None
+    values_in_keys: bool = False
 
     @property
     def head_stride(self) -> int:

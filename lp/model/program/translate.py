@@ -24,11 +24,10 @@ def translate(model: CausalModel, num_rows: int) -> Program:
 
 def cache_shapes(program: Program) -> dict[int, LayerShape]:
     """The shapes of keys and values of the layers that have some of their own."""
-    kept = {(step.layer, step.is_key): step for step in program.steps if isinstance(step, Keep)}
-    return {
-        layer: LayerShape(kept[layer, True].num_heads, kept[layer, True].head_dim, kept[layer, False].head_dim)
-        for layer in program.cached_layers
-    }
+    kept = [step for step in program.steps if isinstance(step, Keep)]
+    value_dims = {step.layer: step.head_dim for step in kept if not step.is_key}
+    keys = sorted((step for step in kept if step.is_key), key=lambda step: step.layer)
+    return {step.layer: LayerShape(step.num_heads, step.head_dim, value_dims.get(step.layer, 0)) for step in keys}
 
 
 def find_shapes(model: CausalModel) -> dict[int, LayerShape]:

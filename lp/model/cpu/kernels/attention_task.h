@@ -6,17 +6,19 @@
 #define KEYS 64          // room for scores is a multiple of this
 #define MOST_QUERIES 48  // of one task
 
-// The query heads that share a key/value head, for rows [first, last) of a run: at most MOST_QUERIES queries, those of a
-// row next to each other. length: of the prefix. size: numbers of a value. window: keys that a row sees at most, 0 for
-// all. chunk_size: a row sees keys of its own chunk of so many positions, 0 for all. softcap: 0 for none. sinks: for each
-// query head the score of one more key, whose value is 0; null for none.
+// Query heads [first_head, first_head + num_groups), which share a key/value head, for rows [first, last) of a run: at
+// most MOST_QUERIES queries, those of a row next to each other. num_heads: all query heads. keys, values: of the key/value
+// head. value_stride: numbers from a value to the next one. length: of the prefix. size: numbers of a value. window: keys
+// that a row sees at most, 0 for all. chunk_size: a row sees keys of its own chunk of so many positions, 0 for all.
+// softcap: 0 for none. sinks: for each query head the score of one more key, whose value is 0; null for none.
 struct Task {
     const float* query;
     long query_width, query_stride;
     float* out;
     const weight_t *keys, *values;
+    long value_stride;
     const Step& step;
-    long length, size, head, num_heads, num_groups, first, last;
+    long length, size, first_head, num_groups, num_heads, first, last;
     float scale;
     long window, chunk_size;
     float softcap;
@@ -24,19 +26,16 @@ struct Task {
 
     long num_queries() const { return (last - first) * num_groups; }
     long row_of(long q) const { return first + q / num_groups; }
+    long head_of(long q) const { return first_head + q % num_groups; }
     // Those of the prefix, and of the sequence's rows up to the last one here.
     long num_keys() const { return length + step.rows[last - 1].number + 1; }
     // Floats from one query's scores to the next one's.
     long stride() const { return (num_keys() + KEYS - 1) / KEYS * KEYS; }
 
-    const float* query_of(long q) const {
-        return query + row_of(q) * query_width + (head * num_groups + q % num_groups) * query_stride;
-    }
-    float* out_of(long q) const {
-        return out + (row_of(q) * num_heads * num_groups + head * num_groups + q % num_groups) * size;
-    }
-
-    float sink_of(long q) const { return sinks ? sinks[head * num_groups + q % num_groups] : -INFINITY; }
+    const float* query_of(long q) const { return query + row_of(q) * query_width + head_of(q) * query_stride; }
+    float* out_of(long q) const { return out + (row_of(q) * num_heads + head_of(q)) * size; }
+    const weight_t* value(long key) const { return values + key * value_stride; }
+    float sink_of(long q) const { return sinks ? sinks[head_of(q)] : -INFINITY; }
 
     const int* seen_by(long row) const { return step.seen_by(row); }
     // A row sees the keys [begin_of, end_of) of its path: those of the prefix, then its ancestors and itself.

@@ -117,7 +117,7 @@ static inline void add_own_blocks(const Task& task, long row, long from, const f
             const half_t* values[VALUES];
             for (long n = 0; n < VALUES; n++) {
                 const long place = key + n < length ? key + n : key + n < end ? length + seen[key + n - length] : -1;
-                values[n] = place < 0 ? nothing : task.values + place * SIZE;
+                values[n] = place < 0 ? nothing : task.value(place);
             }
             tile_values<SIZE>(values, tiles);
             for (long q = 0; q < count; q++)
@@ -170,7 +170,7 @@ static void attend_by_matrix_unit(const Task& task, float* room) {
         const long num_blocks = (whole - key) / VALUES < MOST_BLOCKS ? (whole - key) / VALUES : MOST_BLOCKS;
         for (long block = 0; block < num_blocks; block++) {
             const half_t* values[VALUES];
-            for (long n = 0; n < VALUES; n++) values[n] = task.values + (key + block * VALUES + n) * VALUE_SIZE;
+            for (long n = 0; n < VALUES; n++) values[n] = task.value(key + block * VALUES + n);
             tile_values<VALUE_SIZE>(values, tiles + block * (VALUE_SIZE / 16) * TILE);
         }
         finish_writing();

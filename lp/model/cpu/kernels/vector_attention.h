@@ -6,12 +6,17 @@
 #include "attention_task.h"
 
 #define KEY_VECTORS 4  // in a tile of scores
+// QUERIES: in a tile of scores. NUMBERS: of a key, whose products with all queries are added at a time, so that those of a
+// tile's keys stay in the first cache.
 #if LANES == 16
-#define QUERIES 6  // in a tile of scores
+#define QUERIES 6
+#define NUMBERS 128
 #elif LANES == 8
 #define QUERIES 2
+#define NUMBERS 192
 #else
 #define QUERIES 4
+#define NUMBERS 384
 #endif
 
 // The numbers of up to KEYS keys turned: to[d][key]. SIZE numbers of each key.
@@ -33,28 +38,44 @@ static inline void turn_keys(const weight_t* keys, long count, float* to) {
         for (int d = 0; d < SIZE; d++) to[d * KEYS + key] = key < count ? number(keys[key * SIZE + d]) : 0.0f;
 }
 
-// Scores of COUNT queries with KEY_VECTORS vectors of keys, from keys that lie turned: turned[d][key].
+// Scores of COUNT queries with KEY_VECTORS vectors of keys, from keys that lie turned: turned[d][key]. The products of NUMBERS
+// numbers from `first` on are added to those before them, which lie in the place of the scores.
 template <int COUNT, int SIZE>
-static inline void score(const float* const* queries, const float* turned, float* const* scores, long offset,
+static inline void score(const float* const* queries, const float* turned, float* const* scores, long offset, int first,
                          float scale, float softcap) {
+    const int last = first + NUMBERS < SIZE ? first + NUMBERS : SIZE;
     Vector sums[COUNT][KEY_VECTORS];
     for (int q = 0; q < COUNT; q++)
-        for (int v = 0; v < KEY_VECTORS; v++) sums[q][v] = Vector{};
-    for (int d = 0; d < SIZE; d++) {
+        for (int v = 0; v < KEY_VECTORS; v++)
+            sums[q][v] = first > 0 ? load(scores[q] + offset + v * LANES) : Vector{};
+    for (int d = first; d < last; d++) {
         Vector keys[KEY_VECTORS];
         for (int v = 0; v < KEY_VECTORS; v++) keys[v] = load(turned + d * KEYS + v * LANES);
         for (int q = 0; q < COUNT; q++)
             for (int v = 0; v < KEY_VECTORS; v++)
                 sums[q][v] = multiply_add(broadcast(queries[q][d]), keys[v], sums[q][v]);
     }
+    const Vector factor = broadcast(last < SIZE ? 1.0f : scale);
     for (int q = 0; q < COUNT; q++)
-        for (int v = 0; v < KEY_VECTORS; v++) store(scores[q] + offset + v * LANES, sums[q][v] * broadcast(scale));
-    if (softcap > 0.0f)
+        for (int v = 0; v < KEY_VECTORS; v++) store(scores[q] + offset + v * LANES, sums[q][v] * factor);
+    if (last == SIZE && softcap > 0.0f)
         for (int q = 0; q < COUNT; q++)
             for (int n = 0; n < KEY_VECTORS * LANES; n++) {
                 float* score = scores[q] + offset + n;
                 *score = softcap * hyperbolic_tangent(*score / softcap);
             }
+}
+
+// Scores of all queries with KEY_VECTORS vectors of keys.
+template <int SIZE>
+static inline void score_all(const float* const* queries, long num_queries, const float* turned, float* const* scores,
+                             long offset, float scale, float softcap) {
+    for (int first = 0; first < SIZE; first += NUMBERS) {
+        long q = 0;
+        for (; q + QUERIES <= num_queries; q += QUERIES)
+            score<QUERIES, SIZE>(queries + q, turned, scores + q, offset, first, scale, softcap);
+        for (; q < num_queries; q++) score<1, SIZE>(queries + q, turned, scores + q, offset, first, scale, softcap);
+    }
 }
 
 // The numbers of a value as floats, padded with zeros.
@@ -65,24 +86,30 @@ static inline void widen_one(const weight_t* value, float* to) {
     for (; d < PADDED; d++) to[d] = d < SIZE ? number(value[d]) : 0.0f;
 }
 
-// The same for `count` values: where they lie if they need no change, else in `room`.
+// Values as floats, `stride` numbers apart.
+struct Values {
+    const float* numbers;
+    long stride;
+};
+
+// The values of `count` keys from `key` on: where they lie if they need no change, else in `room`.
 template <int SIZE, int PADDED>
-static inline const float* widen(const weight_t* values, long count, float* room) {
-    if constexpr (sizeof(weight_t) == sizeof(float) && SIZE == PADDED) return (const float*)values;
-    for (long n = 0; n < count; n++) widen_one<SIZE, PADDED>(values + n * SIZE, room + n * PADDED);
-    return room;
+static inline Values widen(const Task& task, long key, long count, float* room) {
+    if constexpr (sizeof(weight_t) == sizeof(float) && SIZE == PADDED)
+        return {(const float*)task.value(key), task.value_stride};
+    for (long n = 0; n < count; n++) widen_one<SIZE, PADDED>(task.value(key + n), room + n * PADDED);
+    return {room, PADDED};
 }
 
 // Adds weighted values to COUNT outputs, at numbers [d, d + WIDE vectors).
 template <int COUNT, int WIDE>
-static inline void add_values(float* const* weights, long first, const float* values, long stride, long count,
-                              float* const* outs, int d) {
+static inline void add_values(float* const* weights, long first, Values values, long count, float* const* outs, int d) {
     Vector sums[COUNT][WIDE];
     for (int q = 0; q < COUNT; q++)
         for (int v = 0; v < WIDE; v++) sums[q][v] = load(outs[q] + d + v * LANES);
     for (long key = 0; key < count; key++) {
         Vector value[WIDE];
-        for (int v = 0; v < WIDE; v++) value[v] = load(values + key * stride + d + v * LANES);
+        for (int v = 0; v < WIDE; v++) value[v] = load(values.numbers + key * values.stride + d + v * LANES);
         for (int q = 0; q < COUNT; q++) {
             const Vector weight = broadcast(weights[q][first + key]);
             for (int v = 0; v < WIDE; v++) sums[q][v] = multiply_add(weight, value[v], sums[q][v]);
@@ -92,13 +119,24 @@ static inline void add_values(float* const* weights, long first, const float* va
         for (int v = 0; v < WIDE; v++) store(outs[q] + d + v * LANES, sums[q][v]);
 }
 
-template <int COUNT, int PADDED>
-static inline void add_all_values(float* const* weights, long first, const float* values, long count,
-                                  float* const* outs) {
+// The same for all outputs.
+template <int WIDE>
+static inline void add_part(float* const* weights, long first, Values values, long count, float* const* outs,
+                            long num_queries, int d) {
+    long q = 0;
+    for (; q + QUERIES <= num_queries; q += QUERIES)
+        add_values<QUERIES, WIDE>(weights + q, first, values, count, outs + q, d);
+    for (; q < num_queries; q++) add_values<1, WIDE>(weights + q, first, values, count, outs + q, d);
+}
+
+// The same for all numbers, of which as many are taken at a time as stay in the first cache.
+template <int PADDED>
+static inline void add_all_values(float* const* weights, long first, Values values, long count, float* const* outs,
+                                  long num_queries) {
     int d = 0;
     for (; d + KEY_VECTORS * LANES <= PADDED; d += KEY_VECTORS * LANES)
-        add_values<COUNT, KEY_VECTORS>(weights, first, values, PADDED, count, outs, d);
-    for (; d < PADDED; d += LANES) add_values<COUNT, 1>(weights, first, values, PADDED, count, outs, d);
+        add_part<KEY_VECTORS>(weights, first, values, count, outs, num_queries, d);
+    for (; d < PADDED; d += LANES) add_part<1>(weights, first, values, count, outs, num_queries, d);
 }
 
 // room: memory for the scores.
@@ -121,13 +159,8 @@ static void attend_by_vectors(const Task& task, float* room) {
     for (long key = hidden / KEYS * KEYS; key < num_keys; key += KEYS) {
         const long count = num_keys - key < KEYS ? num_keys - key : KEYS;
         turn_keys<KEY_SIZE>(task.keys + key * KEY_SIZE, count, turned);
-        for (long part = 0; part < KEYS; part += KEY_VECTORS * LANES) {
-            long q = 0;
-            for (; q + QUERIES <= num_queries; q += QUERIES)
-                score<QUERIES, KEY_SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
-            for (; q < num_queries; q++)
-                score<1, KEY_SIZE>(queries + q, turned + part, scores + q, key + part, task.scale, task.softcap);
-        }
+        for (long part = 0; part < KEYS; part += KEY_VECTORS * LANES)
+            score_all<KEY_SIZE>(queries, num_queries, turned + part, scores, key + part, task.scale, task.softcap);
     }
     for (long q = 0; q < num_queries; q++) {
         const long row = task.row_of(q), begin = task.begin_of(row);
@@ -137,21 +170,16 @@ static void attend_by_vectors(const Task& task, float* room) {
     }
     for (long key = hidden; key < length; key += KEYS) {
         const long count = length - key < KEYS ? length - key : KEYS;
-        const float* wide = widen<VALUE_SIZE, PADDED>(task.values + key * VALUE_SIZE, count, turned);
-        long q = 0;
-        for (; q + QUERIES <= num_queries; q += QUERIES)
-            add_all_values<QUERIES, PADDED>(scores + q, key, wide, count, outs + q);
-        for (; q < num_queries; q++) add_all_values<1, PADDED>(scores + q, key, wide, count, outs + q);
+        const Values values = widen<VALUE_SIZE, PADDED>(task, key, count, turned);
+        add_all_values<PADDED>(scores, key, values, count, outs, num_queries);
     }
     for (long row = task.first; row < task.last; row++) {
         const long num_seen = task.end_of(row) - length, q = (row - task.first) * task.num_groups;
         for (long begin = 0; begin < num_seen; begin += KEYS) {
             const long count = num_seen - begin < KEYS ? num_seen - begin : KEYS;
             for (long n = 0; n < count; n++)
-                widen_one<VALUE_SIZE, PADDED>(task.values + (length + task.seen_by(row)[begin + n]) * VALUE_SIZE,
-                                              turned + n * PADDED);
-            for (long g = q; g < q + task.num_groups; g++)
-                add_all_values<1, PADDED>(scores + g, length + begin, turned, count, outs + g);
+                widen_one<VALUE_SIZE, PADDED>(task.value(length + task.seen_by(row)[begin + n]), turned + n * PADDED);
+            add_all_values<PADDED>(scores + q, length + begin, {turned, PADDED}, count, outs + q, task.num_groups);
         }
     }
     for (long q = 0; q < num_queries; q++) {

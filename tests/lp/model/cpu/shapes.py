@@ -21,11 +21,30 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma2", {"head_dim": 64, "num_attention_heads": 8}),
     "groups": ("qwen3", {"hidden_size": 40, "head_dim": 96, "num_attention_heads": 20, "num_key_value_heads": 1}),
     "large": ("llama", {"head_dim": 256}),
-    # Values that are smaller than keys.
+    # Values that are the first numbers of keys, and more queries for a key than one task has.
     # Without experts: which ones a row gets depends on rounding in bfloat16.
     "latent": (
         "deepseek_v3",
-        {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "first_k_dense_replace": 99},
+        {
+            "num_attention_heads": 50,
+            "num_key_value_heads": 50,
+            "kv_lora_rank": 64,
+            "qk_nope_head_dim": 48,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 40,
+            "first_k_dense_replace": 99,
+        },
+    ),
+    # Values that are smaller than keys: fewer numbers than the latent ones of which both are made.
+    "few": (
+        "deepseek_v3",
+        {
+            "kv_lora_rank": 448,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 99,
+        },
     ),
     # Queries that grow with their positions.
     "scaled": (
