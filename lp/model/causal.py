@@ -133,6 +133,11 @@ class CausalModel:
         """
         return self.memory.open(min(capacity, self.max_length))
 
+    def open_memory(self) -> None:
+        """Gives the model, which has been run, memory without a bound for the layers with keys and values."""
+        self.memory = ContiguousMemory(len(self.cache_shapes))
+        self.memory.keeps_states = self.is_recurrent
+
     def bound_memory(self, bound: Bound) -> None:
         """Gives the model, which has been run, its memory for keys and values.
 

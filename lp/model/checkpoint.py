@@ -239,6 +239,8 @@ def load(
     bound = find_bound(settings.kv_memory, device, num_sharing)
     if device.type == "cuda":  # graphs hold the addresses of keys and values
         _share_memory(bound, checkpoint.models)
+    else:
+        causal.open_memory()
     if is_compiled:
         has_passed = _make_fast(causal, settings, references, capture, is_checked, group)
         if checks and has_passed:

@@ -226,9 +226,9 @@ def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:
 
 def _attention(step: Attention, kind: int, stage: int, is_last: bool, layer: int) -> Instruction:
     """kind: the number of the kernel. layer: among those that have keys and values of their own."""
-    how = step.how
-    sizes = step.head_stride, step.num_heads, step.num_groups, _bits(how.scale), how.sliding_window or 0, how.chunk_size or 0
-    arguments = *_placed(step.query), step.out, layer, step.sinks or 0, *sizes, _bits(how.softcap or 0.0)
+    how, heads = step.how, (step.head_stride, step.num_heads, step.num_groups)
+    limits = how.sliding_window or 0, how.chunk_size or 0, _bits(how.softcap or 0.0)
+    arguments = *_placed(step.query), step.out, layer, step.sinks or 0, *heads, _bits(how.scale), *limits
     return Instruction(ATTENTION, kind, stage, is_last, arguments)
 
 
