@@ -126,8 +126,7 @@ def lose(mesh: Mesh, channel: Channel, folder: str, kills: list[Kill]) -> Tokens
 def test_the_tokens_are_those_of_plain_decoding(kills: list[Kill], checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     outcomes = run_ranks_to_end(lose, 1 + len(kills), folder, kills, timeout_s=60)
-    assert [outcome.error for outcome in outcomes] == [None] * len(outcomes), outcomes
-    assert sorted(outcome.exit_code or 0 for outcome in outcomes) == [-signal.SIGKILL] * len(kills) + [0]
+    assert sorted(outcome.exit_code or 0 for outcome in outcomes) == [-signal.SIGKILL] * len(kills) + [0], outcomes
     engine = make_engine(None, folder, COPY)
     expected: Tokens = {}
     for request in requests_of(engine, [Autoregressive(), Autoregressive()]):
