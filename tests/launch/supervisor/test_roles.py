@@ -22,8 +22,8 @@ AHEAD, LOOKAHEAD = {"method": "draft_model"}, {"method": "lookahead", "window": 
 @pytest.fixture(scope="module")
 def two(model: Path) -> Iterator[RankServer]:
     """Two ranks whose model drafts for itself."""
-    beside = ["server.page_kills_ranks=true", "parallel=lp", SLOW, "step_times=off", PATIENT, f"draft.path={model}"]
-    with serving(model, 2, *beside) as server:
+    settings = ["server.page_kills_ranks=true", "parallel=lp", SLOW, "step_times=off", PATIENT, "draft.weights=int8"]
+    with serving(model, 2, *settings) as server:
         yield server
 
 
