@@ -236,7 +236,7 @@ def load(
     models = [causal, *(one.model for one in extensions if one.model)]
     if device.type == "cuda":
         _lay_out_weights(models, settings.compile, is_compiled)
-    bound = find_bound(settings.kv_memory, device, num_sharing)
+    bound = find_bound(settings.kv_memory, causal.device, num_sharing)
     if device.type == "cuda":  # graphs hold the addresses of keys and values
         _share_memory(bound, checkpoint.models)
     else:
