@@ -73,7 +73,7 @@ class FastForward(ABC):
     owns_weights: whether it has copies of all weights that it needs. is_invariant: whether a row's logits are the same
     to the last bit whatever rows are in the step and however much of its path is cached. gives_hidden, runs_by_layer,
     chooses_tokens: whether it has `with_hidden`, `run_by_layer` and `compute`. prefill_chunk: rows of a prompt that it
-    should be given at a time. cache_shapes: what it caches in each layer; None is what the model's own forward does.
+    should be given at a time.
     """
 
     owns_weights: bool = False
@@ -82,7 +82,11 @@ class FastForward(ABC):
     runs_by_layer: bool = False
     chooses_tokens: bool = False
     prefill_chunk: int = PREFILL_CHUNK
-    cache_shapes: Mapping[int, LayerShape] | None = None
+
+    @property
+    def cache_shapes(self) -> Mapping[int, LayerShape] | None:
+        """What it caches in each layer; None is what the model's own forward does."""
+        return None
 
     @abstractmethod
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:

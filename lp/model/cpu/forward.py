@@ -65,7 +65,7 @@ class NativeForward(FastForward):
         self._instructions = instructions
         self._memory = memory
         self._run_program, self._functions_at = libraries.kernels.forward, libraries.functions_at
-        self.cache_shapes = cache_shapes
+        self._cache_shapes = cache_shapes
         self._dtype = dtype
         self._run_program.argtypes, self._run_program.restype = _ARGUMENTS, None
         self._table = np.zeros((len(instructions), 5), np.int64)
@@ -82,9 +82,14 @@ class NativeForward(FastForward):
         self._fill_table()
 
     @property
+    def cache_shapes(self) -> dict[int, LayerShape]:
+        """See FastForward."""
+        return self._cache_shapes
+
+    @property
     def num_layers(self) -> int:
         """The number of layers that have keys and values of their own."""
-        return len(self.cache_shapes)
+        return len(self._cache_shapes)
 
     def with_hidden(self, given: Sequence[SequenceRows], incoming: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See FastForward. The hidden states are in the format that the product with the output embedding reads."""
@@ -147,7 +152,7 @@ class NativeForward(FastForward):
         """The cache, with memory for every layer whose addresses are known."""
         assert isinstance(cache, ContiguousCache), "the native code reads a layer's tokens as one piece of memory"
         if not cache.is_written:
-            cache.begin(self.cache_shapes, torch.empty(0, dtype=self._dtype))
+            cache.begin(self._cache_shapes, torch.empty(0, dtype=self._dtype))
         cache.addresses()
         return cache
 
@@ -191,7 +196,7 @@ class NativeForward(FastForward):
         """The instructions [begin, end) from one attention to the next, each with the layer whose keys and values its
         first one reads; None for those before the first attention.
         """
-        begin, layer, layers = 0, None, list(self.cache_shapes)
+        begin, layer, layers = 0, None, list(self._cache_shapes)
         for number, one in enumerate(self._instructions):
             if one.kind == ATTENTION:
                 yield begin, number, layer
