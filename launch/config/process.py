@@ -20,6 +20,7 @@ from launch import USUAL_THRESHOLDS
 from launch.config import configuration
 from launch.config.configuration import UsageError
 from launch.config.memory import keep_memory
+from lp.platform.hardware import num_cores
 from parallel.errors import RankLost, StateDiverged
 from parallel.mesh import Mesh, ParallelSettings, read_rank
 
@@ -167,8 +168,7 @@ def set_threads(mesh: Mesh, threads: int | None) -> None:
     """
     if threads is None and mesh.num_local_ranks == 1 and os.environ.get("OMP_NUM_THREADS"):
         return  # torch has read it already
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(threads or max(1, cores // mesh.num_local_ranks))
+    torch.set_num_threads(threads or max(1, num_cores() // mesh.num_local_ranks))
 
 
 def _address(device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from launch.diagnostics.findings import Finding
 from launch.sweep.ranks import usable_cores
-from lp.platform.hardware import forced_tf32, processor_name, why_no_gpu
+from lp.platform.hardware import forced_tf32, num_cores, processor_name, why_no_gpu
 
 SECTION, MEMORY_SPEED = "machine", "memory speed"
 # What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.
@@ -23,8 +22,7 @@ READ_BYTES, MEASURE_S = 256 << 20, 0.4
 
 def inspect(read_bytes: int = READ_BYTES) -> Iterator[Finding]:
     yield Finding(SECTION, "processor", processor_name())
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = len(usable_cores())
+    threads, cores = num_cores(), len(usable_cores())
     yield Finding(SECTION, "cores", f"{cores} usable, with {threads} hardware threads", cores)
     yield instructions(Path("/proc/cpuinfo"))
     memory = psutil.virtual_memory()

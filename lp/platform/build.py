@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lp.platform.disk_cache import checksum, locked, trim, use, why
+from lp.platform.hardware import num_cores
 
 log = logging.getLogger("lookahead")
 
@@ -64,10 +65,6 @@ class Source:
         digest.update(repr((self.flags, platform.machine(), _features(), *chosen)).encode())
         return digest.hexdigest()[:24]
 
-    def place(self, folder: Path) -> Path:
-        """Where its library is kept."""
-        return folder / f"{self.kind}-{self.digest}"
-
 
 def build(sources: Sequence[Source], folder: Path, remark: str) -> list[Path]:
     """The libraries of sources, from the folder or compiled, several at a time. Raises CannotBuild.
@@ -77,19 +74,20 @@ def build(sources: Sequence[Source], folder: Path, remark: str) -> list[Path]:
     several processes that need the same one, one compiles it and the others wait.
     """
     started = time.monotonic()
-    missing = [source for source in sources if not source.place(folder).exists()]
-    if missing:
+    places = [folder / f"{source.kind}-{source.digest}" for source in sources]
+    num_missing = sum(not place.exists() for place in places)
+    if num_missing:
         find_compiler()
         log.info("compiling the %s, which takes some seconds, %s", sources[0].name, remark)
-    with ThreadPoolExecutor(max(1, min(len(missing), _num_cores()))) as pool:
-        libraries = list(pool.map(lambda source: _build_one(source, folder), sources))
-    if missing:
+    with ThreadPoolExecutor(max(1, min(num_missing, num_cores()))) as pool:
+        libraries = list(pool.map(_build_one, sources, places))
+    if num_missing:
         log.info("compiled in %.1f s", time.monotonic() - started)
     return libraries
 
 
-def _build_one(source: Source, folder: Path) -> Path:
-    kept = source.place(folder)
+def _build_one(source: Source, kept: Path) -> Path:
+    """kept: the folder of its library."""
     use(kept)
     library, expected = kept / f"{source.name}.so", kept / "sha256"
     try:
@@ -104,7 +102,7 @@ def _build_one(source: Source, folder: Path) -> Path:
                 trim()
             return library
     except OSError as error:
-        raise CannotBuild(f"{kept} cannot be written: {why(error, folder)}") from error
+        raise CannotBuild(f"{kept} cannot be written: {why(error, kept.parent)}") from error
 
 
 def load(library: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
@@ -146,10 +144,6 @@ def _compile(source: Source, kept: Path) -> None:
         (Path(temporary) / "sha256").write_text(checksum(library))
         os.replace(temporary, kept)
         Path(temporary).mkdir()  # for its own removal
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

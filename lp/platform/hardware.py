@@ -22,6 +22,11 @@ def processor_name() -> str:
         return platform.processor() or platform.machine()
 
 
+def num_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def device_name(device: torch.device) -> str:
     """The model of a GPU; for any other device, of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
