@@ -100,14 +100,11 @@ def of_ranks(parallel: ParallelSettings) -> Finding:
 
 def roles(settings: RuntimeSettings) -> Iterator[Finding]:
     """Who verifies and who drafts, where ranks with a draft model share steps."""
-    ranks, is_dp = num_ranks(settings.parallel), Mode(settings.parallel.mode) is Mode.dp
-    if not settings.draft.is_there or is_dp or ranks == 1:
+    found = of_ranks(settings.parallel)
+    ranks, is_dp = found.value["ranks"], Mode(settings.parallel.mode) is Mode.dp
+    if not settings.draft.is_there or found.is_broken or is_dp or ranks == 1:
         return
-    try:
-        degrees = settings.parallel.resolve_degrees(ranks)
-    except ValueError:  # of_ranks tells it
-        return
-    if degrees != {"lp": ranks}:
+    if found.value != {"ranks": ranks, "lp": ranks}:
         text = "all ranks make the same drafts before a step, as not every rank holds the whole model"
         yield Finding(SECTION, "drafts", text, {"drafting": 0})
         return

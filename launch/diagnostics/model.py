@@ -11,7 +11,7 @@ from launch.config.runtime import RuntimeSettings
 from launch.diagnostics.findings import Finding
 from lp.model.checkpoint import pick_device, pick_dtype, weight_bytes
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
-from lp.model.compilation import CompileMode, native_cache_bytes, why_not_compiled
+from lp.model.compilation import ExpectedForward, expect_forward
 from lp.model.errors import one_line
 from lp.model.exactness import FAILURES
 from lp.model.memory import cache_bytes, num_parameters
@@ -19,8 +19,6 @@ from lp.platform.hardware import dtype_name
 from parallel import build
 
 SECTION = "the model"
-# The forward that is compiled for a CPU.
-NATIVE = "native"
 # Degrees of tensor and pipeline parallelism that are asked about.
 DEGREES = (2, 4, 8)
 
@@ -43,27 +41,32 @@ def inspect(settings: RuntimeSettings, bytes_per_s: float | None) -> Iterator[Fi
             seconds = size / bytes_per_s
             text = f"{1000 * seconds:.1f} ms to read all weights once, which is about the least that a step takes"
             yield Finding(SECTION, "step", text, {"seconds": seconds})
-    compiled = forward(known, model.compile, pick_device(model.device), dtype)
+    device = pick_device(model.device)
+    try:
+        expected, unknown = expect_forward(known, model.compile, device, dtype), ""
+    except FAILURES as error:
+        expected, unknown = ExpectedForward(), one_line(error)
     if not known.plain:
-        is_native = compiled.value == NATIVE
-        cached = native_cache_bytes(known, dtype, 1000) if is_native else cache_bytes(known.config, dtype, 1000)
+        if expected.cache_shapes is None:
+            cached = cache_bytes(known.config, dtype, 1000)
+        else:
+            cached = 1000 * dtype.itemsize * sum(shape.numbers for shape in expected.cache_shapes.values())
         text = f"{cached / 1e6:.1f} MB for each 1,000 tokens of a text, of at most {known.max_length:,} tokens"
         yield Finding(SECTION, "keys and values", text, cached)
-    yield compiled
+    if unknown:
+        yield Finding(SECTION, "forward", f"not known before the model is loaded: {unknown}")
+    else:
+        yield forward(expected.reason, device)
     yield modes(known)
 
 
-def forward(known: CheckpointInfo, mode: CompileMode, device: torch.device, dtype: torch.dtype) -> Finding:
-    """Which forward the model would have, and why no other."""
-    try:
-        reason = why_not_compiled(known, mode, device, dtype)
-    except FAILURES as error:
-        return Finding(SECTION, "forward", f"not known before the model is loaded: {one_line(error)}")
+def forward(reason: str, device: torch.device) -> Finding:
+    """Which forward the model would have, and why no other. reason: see ExpectedForward."""
     if reason:
         return Finding(SECTION, "forward", f"eager: transformers' own, as {reason}", "eager")
     if device.type == "cuda":
         return Finding(SECTION, "forward", "compiled: fused kernels for the GPU, as CUDA graphs", "compiled")
-    return Finding(SECTION, "forward", "native: C++ that is compiled for this model and machine", NATIVE)
+    return Finding(SECTION, "forward", "native: C++ that is compiled for this model and machine", "native")
 
 
 def modes(known: CheckpointInfo) -> Finding:

@@ -82,8 +82,8 @@ class CausalModel:
         self.attention_layers = attention_layers(model.config, self.layers)
         self.recurrent_layers = replace_layers(model)
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
-        self.memory: KVMemory = ContiguousMemory(len(self.attention_layers))
-        self.memory.keeps_states = self.is_recurrent
+        self.memory: KVMemory
+        self.open_memory(len(self.attention_layers))
         self.cache_shapes: dict[int, LayerShape] = {}
         self.vocab_size: int = text_config.vocab_size
         self.attention_kind = self._find_attention_kind(kind)
@@ -133,9 +133,9 @@ class CausalModel:
         """
         return self.memory.open(min(capacity, self.max_length))
 
-    def open_memory(self) -> None:
-        """Gives the model, which has been run, memory without a bound for the layers with keys and values."""
-        self.memory = ContiguousMemory(len(self.cache_shapes))
+    def open_memory(self, num_layers: int) -> None:
+        """Gives the model memory without a bound. num_layers: that have keys and values of their own."""
+        self.memory = ContiguousMemory(num_layers)
         self.memory.keeps_states = self.is_recurrent
 
     def bound_memory(self, bound: Bound) -> None:

@@ -240,7 +240,7 @@ def load(
     if device.type == "cuda":  # graphs hold the addresses of keys and values
         _share_memory(bound, checkpoint.models)
     else:
-        causal.open_memory()
+        causal.open_memory(len(causal.cache_shapes))
     if is_compiled:
         has_passed = _make_fast(causal, settings, references, capture, is_checked, group)
         if checks and has_passed:

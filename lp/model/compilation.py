@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lp.kv_cache.arena import Arena
-from lp.kv_cache.cache import KVCache
+from lp.kv_cache.cache import KVCache, LayerShape
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.cpu.make import find_cache_shapes, make_native
@@ -102,39 +102,43 @@ def make_fast(
         return False
 
 
-def why_not_compiled(known: CheckpointInfo, mode: CompileMode, device: torch.device, dtype: torch.dtype) -> str:
-    """Why a model would keep its own forward, as its configuration shows; empty if it would get a fast one.
+class ExpectedForward(NamedTuple):
+    """Which forward a model would have. reason: why it would keep its own; empty if it would get a fast one.
+    cache_shapes: see FastForward.
+    """
+
+    reason: str = ""
+    cache_shapes: Mapping[int, LayerShape] | None = None
+
+
+def expect_forward(
+    known: CheckpointInfo, mode: CompileMode, device: torch.device, dtype: torch.dtype
+) -> ExpectedForward:
+    """Finds out from a model's configuration which forward it would have.
 
     No weights are read, and nothing is compiled. Memory, the compiler's work and the check of logits are left to
     `make_fast`.
     """
     if known.plain:
-        return known.plain
+        return ExpectedForward(known.plain)
     if mode is CompileMode.off:
-        return "model.compile=off says so"
+        return ExpectedForward("model.compile=off says so")
     try:
         if device.type != "cuda":
             find_compiler()
         elif missing := missing_triton():
-            return missing
+            return ExpectedForward(missing)
         model = CausalModel(weightless_model(known.config, dtype), known.max_length, known.eos)
         if mode is CompileMode.auto and _is_small(model, None):
-            return f"below {WORTHWHILE / 1e6:.0f}M parameters compiling does not pay"
+            return ExpectedForward(f"below {WORTHWHILE / 1e6:.0f}M parameters compiling does not pay")
+        if device.type != "cuda":
+            return ExpectedForward(cache_shapes=find_cache_shapes(model))
         translate(model, MORE_ROWS)
     except Inexpressible as error:
-        return f"it cannot be written as a program: {error}"
+        return ExpectedForward(f"it cannot be written as a program: {error}")
     except CannotBuild as error:
-        return str(error)
-    return ""
-
-
-def native_cache_bytes(known: CheckpointInfo, dtype: torch.dtype, num_tokens: int) -> int:
-    """Bytes that the native forward takes for the keys and values of so many tokens, found without weights.
-
-    Raises Inexpressible.
-    """
-    model = CausalModel(weightless_model(known.config, dtype), known.max_length, known.eos)
-    return num_tokens * dtype.itemsize * sum(shape.numbers for shape in find_cache_shapes(model).values())
+        return ExpectedForward(str(error))
+    return ExpectedForward()
 
 
 def _is_small(model: CausalModel, group: RankGroup | None) -> bool:

@@ -133,14 +133,13 @@ class WeightFiles:
         }
         found: dict[str, FileKey] = {name: key for key, (name, part) in renamed.items() if part is None}
         for converter in converters:
-            operations = [type(one) for one in converter.operations]
             match converter.operations:
+                case [MergeModulelist()] | [MergeModulelist(), Concatenate()]:
+                    is_joined = False
                 case [Concatenate(dim=0)]:
                     is_joined = True
                 case _:
-                    is_joined = False
-            if operations not in ([MergeModulelist], [MergeModulelist, Concatenate]) and not is_joined:
-                continue
+                    continue
             merged: dict[str, dict[str, list[str]]] = {}
             for key, (name, part) in renamed.items():
                 if part in converter.source_patterns:
