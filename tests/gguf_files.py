@@ -15,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoTokenizer
 
+from benchmarks.shared.random_gguf import add_sizes
 from tests.models import save_checkpoint
 
 # Where the scales of a block lie, and what they are as a share of the deviation of its numbers.
@@ -78,15 +79,7 @@ def write_gguf(
     config = AutoConfig.from_pretrained(folder)
     writer = GGUFWriter(file, architecture)
     writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
+    add_sizes(writer, config)
     if architecture in MODELS:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

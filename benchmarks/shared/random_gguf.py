@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tqdm import tqdm
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from benchmarks.shared.random_weights import TOKENIZER
 
@@ -25,7 +25,8 @@ ROWS_AT_ONCE = 4096
 def write_gguf(file: Path, config: LlamaConfig, seed: int = 0) -> None:
     """Writes tensor by tensor, so that no more than one is in memory at a time. Raises OSError."""
     writer = GGUFWriter(file, "llama")
-    _add_values(writer, config)
+    writer.add_name("random")
+    add_sizes(writer, config)
     _add_tokenizer(writer, config.vocab_size)
     kinds = tensor_kinds(config)
     for name, (shape, kind) in kinds.items():
@@ -100,8 +101,8 @@ def _write_half(blocks: np.ndarray, at: int, value: float) -> None:
     blocks[:, at : at + 2] = np.array([value], np.float16).view(np.uint8)
 
 
-def _add_values(writer: GGUFWriter, config: LlamaConfig) -> None:
-    writer.add_name("random")
+def add_sizes(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    """Adds what a file says of a decoder's sizes."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -109,7 +110,7 @@ def _add_values(writer: GGUFWriter, config: LlamaConfig) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
 
 
