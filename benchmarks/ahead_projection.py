@@ -40,7 +40,7 @@ from benchmarks.projections.ideal_drafts import (
     right_by_depth,
 )
 from benchmarks.projections.kernel_costs import ASSUMED_SHARE_OF_PACKED, PACKED, PRODUCTS, costs_of, plan_of
-from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US, Network
+from benchmarks.projections.network import COLLECTIVE_US, Network, add_exchange
 from benchmarks.projections.played_drafting import (
     AllPlaces,
     KnownPrompts,
@@ -195,10 +195,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_decoded_texts(parser, limit=7, max_new_tokens=48)
     parser.set_defaults(dtype="float32")
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="an exchange takes (default %(default)g, measured in shared memory)",
-    )  # fmt: skip
+    add_exchange(parser, "an exchange takes")
     parser.add_argument("--devices", nargs="+", default=[HERE, H100], choices=[HERE, H100], help="default: %(default)s")
     parser.add_argument("--most-devices", type=int, default=8, help="of a way (default %(default)s)")
     parser.add_argument("--max-rows", type=int, default=32, help="of a tree, at most (default %(default)s)")

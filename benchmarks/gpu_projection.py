@@ -31,7 +31,7 @@ from benchmarks.projections.gpus import (
     SHARE_OF_FLOPS,
 )
 from benchmarks.projections.modelled_step import Choice, Setting, fastest, shares_of, step_seconds
-from benchmarks.projections.network import EXCHANGE_US
+from benchmarks.projections.network import EXCHANGE_US, add_exchange
 from benchmarks.projections.shared_trees import SharedTrees, add_up, record_texts
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import load_engine
@@ -58,10 +58,7 @@ def main() -> None:
         help="rows of the trees; 1 is autoregressive (default 1,8,16,...,512)",
     )  # fmt: skip
     parser.add_argument("--context", type=int, default=1024, help="cached tokens of the GPUs' steps (default 1024)")
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="an lp exchange takes (default %(default)g, measured in shared memory)",
-    )  # fmt: skip
+    add_exchange(parser, "an lp exchange takes")
     add_threads(parser)
     add_output(parser)
     arguments = parse(parser)

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US
+from benchmarks.projections.network import COLLECTIVE_US, add_exchange
 from benchmarks.projections.virtual_engine import CommunicationTimes, virtual_engine
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
@@ -221,10 +221,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of each text (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="folder with the prompts (default: our own)")
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="modelled: of an exchange of all ranks (default %(default)g, as measured)",
-    )  # fmt: skip
+    add_exchange(parser, "modelled: of an exchange of all ranks")
     parser.add_argument(
         "--collective-us", type=float, default=COLLECTIVE_US, metavar="US",
         help="modelled: of a sum over the ranks of tp (default %(default)g, as measured)",

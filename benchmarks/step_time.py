@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from benchmarks.projections.network import EXCHANGE_US
+from benchmarks.projections.network import add_exchange
 from benchmarks.projections.rank_cost import share_of
 from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.exchange_timing import ExchangeCost, ExchangePlan, measure_exchanges
@@ -100,10 +100,7 @@ def parse_arguments() -> argparse.Namespace:
         "--share", type=ascending_numbers, default=[], metavar="R,R,...",
         help="numbers of ranks of which each computes a part of a step",
     )  # fmt: skip
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="of a shared step (default %(default)g, measured in shared memory)",
-    )  # fmt: skip
+    add_exchange(parser, "of a shared step")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each point (default %(default)s)")
     parser.add_argument(
         "--no-parts", action="store_true", help="measure only the time by rows, not what a step is made of"

@@ -34,7 +34,7 @@ from benchmarks.projections.kernel_costs import (
     plan_of,
     unfused,
 )
-from benchmarks.projections.network import EXCHANGE_US
+from benchmarks.projections.network import add_exchange
 from benchmarks.projections.streams.curves import largest_part
 from benchmarks.shared.options import add_output, ascending_numbers, make_parser, parse
 from benchmarks.shared.report import bullets, markdown_table, publish
@@ -97,10 +97,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--share", type=ascending_numbers, default=[], metavar="R,R,...", help="numbers of ranks that share a step"
     )
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="of a shared step (default %(default)g, measured in shared memory)",
-    )  # fmt: skip
+    add_exchange(parser, "of a shared step")
     add_output(parser)
     return parse(parser)
 

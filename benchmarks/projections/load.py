@@ -22,7 +22,7 @@ from functools import partial
 from tqdm import tqdm
 
 from benchmarks.projections.gpus import GPUS, Gpu
-from benchmarks.projections.network import COLLECTIVE_US, EXCHANGE_US, Network
+from benchmarks.projections.network import COLLECTIVE_US, Network, add_exchange
 from benchmarks.projections.streams import speeds_report
 from benchmarks.projections.streams.curves import Machine, modelled_times, tensor_times
 from benchmarks.projections.streams.known_answers import KnownAnswers
@@ -103,10 +103,7 @@ def make_arguments() -> argparse.ArgumentParser:
         help=f"of a collective of TP {HERE} (default %(default)g, measured in shared memory)",
     )  # fmt: skip
     parser.add_argument("--gb-per-s", type=float, default=10.0, help=f"of each rank's link {HERE} (default 10)")
-    parser.add_argument(
-        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
-        help="of an exchange of ranks that share trees (default %(default)g, measured in shared memory)",
-    )  # fmt: skip
+    add_exchange(parser, "of an exchange of ranks that share trees")
     add_threads(parser)
     add_output(parser)
     return parser

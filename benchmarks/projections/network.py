@@ -6,12 +6,21 @@ per rank and R ranks these are n (R - 1) bytes in an all-gather.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 # Microseconds of a step's exchange between two ranks of one host, by native code in shared memory and with cold caches,
 # and of a sum over the ranks of tensor parallelism in a CPU's native forward (docs/log/ranks.md, 2026-11-25).
 EXCHANGE_US = 25.0
 COLLECTIVE_US = 1.3
+
+
+def add_exchange(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds the time of an exchange. what: takes this time, for the help."""
+    parser.add_argument(
+        "--exchange-us", type=float, default=EXCHANGE_US, metavar="US",
+        help=f"{what} (default %(default)g, measured in shared memory)",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
