@@ -1,9 +1,9 @@
-"""Measures steps of a GGUF file read as it is, beside the time to read its bytes once.
+"""Compares the steps of a GGUF file, whose weights stay packed, with one pass over its bytes.
 
     python -m benchmarks.packed_steps --layers 4 --dtype bfloat16 --threads 2
 
 The file has random blocks in the mix of types Q4_K_M and the shapes of --config; it is written to a temporary folder,
-which is removed at the end, as is all that is kept of it. --model measures a file that is there instead. The tables
+which is removed at the end with all that was cached for it. --model measures a file that is there instead. The tables
 have the time to load it, the first time and again; by how much the process's own memory grew meanwhile, at most and at
 the end (pages of the file are mapped as well, which the system can take back); the time of steps by their rows; and
 what a step is made of. A step must read each weight but the table of embeddings once:
@@ -124,7 +124,7 @@ def parse_arguments() -> argparse.Namespace:
 
 @contextmanager
 def opened_file(arguments: argparse.Namespace) -> Iterator[Path]:
-    """The file to measure. What is kept of a random one lies beside it meanwhile."""
+    """The file to measure. A random one has a cache of its own in the same temporary folder."""
     if arguments.model:
         yield Path(find_model(arguments.model))
         return
@@ -177,7 +177,7 @@ def watched(run: Callable[[], Checkpoint]) -> tuple[Checkpoint, Loading]:
 def own_memory() -> int:
     """The bytes of this process in memory that belong to no file."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None, "Linux tells it"
+    assert found is not None, "Linux gives it"
     return int(found[1]) * 1024
 
 

@@ -8,7 +8,7 @@ split, each rank computing a part of every chunk. Prints a table and writes it t
 
 More ranks than there are cores are played (--played): one process computes each rank's part of every chunk and takes
 its processor time; copies take the times that were measured between the real ranks, and a chunk takes as long as the
-slowest rank. Such ranks do not share a memory, so beside them stand as many played ones as there are real ones.
+slowest rank. Such ranks do not share a memory, so the table also has as many played ranks as real ones.
 """
 
 from __future__ import annotations
@@ -217,12 +217,13 @@ def describe(plan: Plan, found: Found) -> str:
         rows.append((name, f"{1000 * own:.0f} ms", f"{median(found.played[1]) / own:.2f}x"))
     extras, cost = found.times.extras, found.cost
     computed_s = base / plan.tokens
-    told = (
+    remark = (
         " Played: in processor time, over one played rank; each rank has a memory of its own." if found.played else ""
     )
     return "\n\n".join(
         [
-            f"{plan.rounds} rounds, medians. All ways yield the same token: {'yes' if found.is_same else 'no'}.{told}",
+            f"{plan.rounds} rounds, medians. All ways yield the same token: {'yes' if found.is_same else 'no'}."
+            f"{remark}",
             markdown_table(["the prompt is computed by", "time to first token", "of one rank"], rows),
             f"A token of the prompt takes {1e6 * computed_s:.0f} us to compute. To copy a token to another rank, "
             f"{found.token_bytes:,} bytes of keys and values, takes {1e6 * extras.copied_token:.1f} us, and each copy "

@@ -38,7 +38,7 @@ def describe(
         found = speeds[name]
         parts += [f"## PROJECTED tokens/s of all streams: {name}", _table_of_speeds(found, by_stream=False)]
         parts += [f"## PROJECTED tokens/s of one stream: {name}", _table_of_speeds(found, by_stream=True)]
-        parts += [f"## PROJECTED: {ELASTIC} beside others: {name}", _table_of_elastic(found, ranks)]
+        parts += [f"## PROJECTED: {ELASTIC} and other systems: {name}", _table_of_elastic(found, ranks)]
         parts += [f"## PROJECTED steps: {name}", _table_of_steps(steps[name])]
     return "\n\n".join(parts)
 
