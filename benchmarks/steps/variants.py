@@ -39,7 +39,7 @@ def make_variant(variant: ModelVariant, model: CausalModel, folder: Path) -> Cau
 def _like(model: CausalModel, attention: AttentionKind) -> CausalModel:
     """Another model of the same weights and memory, which may run on the same caches."""
     causal = CausalModel(model.model, model.max_length, model.eos, attention)
-    causal.memory = model.memory
+    causal.memory, causal.cache_shapes = model.memory, dict(model.cache_shapes)
     return causal
 
 

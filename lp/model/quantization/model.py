@@ -91,7 +91,9 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor | QuantizedWeight]
             is_made = isinstance(content, nn.Parameter)
             filled[id(found)] = content if is_made else nn.Parameter(content.to(device), requires_grad=False)
         module._parameters[last] = filled[id(found)]
-    nn.Module.to(model, device)  # computed buffers
+    for module in model.modules():  # computed buffers
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
     compute_quantized(model)
 
 
