@@ -23,7 +23,7 @@ from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
 from lp.model.gpu.make import make_program
-from lp.model.gpu.packed_product import FEW_OUTPUTS, ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, unrolled
+from lp.model.gpu.packed_product import ROWS_OF_LOOKUP, ROWS_OF_UNPACKING, constants_of, ways_of
 from lp.model.gpu.packed_product import tile_of as tile_of_packed
 from lp.model.gpu.plan import RunStage, make_plan
 from lp.model.gpu.product import MANY, ROWS, block_of_inputs, tile_outputs
@@ -33,6 +33,7 @@ from lp.model.gpu.stage import Slots
 from lp.model.program.schedule import schedule
 from lp.model.program.steps import Value
 from lp.model.quantization.checkpoints import E2M1, E4M3
+from lp.model.quantization.packed import stored_scale
 from lp.model.quantization.quantize import FORMATS
 from lp.model.quantization.weight import WeightFormat
 from lp.sampling.choosers import CHUNK, MOST_TOKENS, NUM_BEST
@@ -67,6 +68,7 @@ PACKED_FORMATS = (
     FORMATS[4],
     FORMATS[8],
     WeightFormat("Q4_K", 4, span=256, step=torch.uint8, has_minima=True, has_minimum_steps=True),
+    WeightFormat("Q5_1", 5, has_minima=True),
     WeightFormat("Q6_K", 6, zero=32, span=256, group=16, step=torch.int8),
     WeightFormat("MXFP4", 4, codebook=E2M1, scale=torch.uint8),
     WeightFormat("IQ4_NL", 4, codebook=(-127.0, *map(float, range(15)))),
@@ -298,29 +300,31 @@ def _packed_products(dtype: torch.dtype) -> Iterator[Variant]:
 
     own, integer = f"*{TYPES[dtype]}", "i32"
     types = {
-        "x": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "codes": "*u8", "upper": "*i32",
-        "minimum_steps": "*u8", "codebook": "*fp32", "index": "*i64", "num_rows": integer, "num_inputs": integer,
+        "x": own, "bias": own, "out": own, "parts": "*fp32", "counters": "*i32", "codes": "*u8", "upper": "*u8",
+        "steps": "*i32", "codebook": "*fp32", "index": "*i64", "num_rows": integer, "num_inputs": integer,
         "num_outputs": integer, "num_blocks": integer, "first_output": integer, "row_stride": integer,
         "plane_stride": integer, "has_bias": integer, "pairs": "*i64", "expert_of": "*i64", "begins": "*i64",
         "ends": "*i64", "choice_stride": integer,
     }  # fmt: skip
     for format in PACKED_FORMATS:
-        scale = f"*{TYPES[format.scale]}"
-        own_types = types | {"scales": scale, "minima": scale, "steps": f"*{TYPES[format.step or torch.uint8]}"}
+        scale = "*fp32" if stored_scale(format) == torch.float32 else "*i32"
+        own_types = types | {"scales": scale, "minima": scale}
         constants = constants_of(format, 4096)
         for rows in PRODUCT_ROWS if format is PACKED_FORMATS[0] else (PRODUCT_ROWS[0], PRODUCT_ROWS[-1]):
             tile = tile_of_packed(rows, dtype.itemsize)
-            unroll = {"UNROLL": unrolled(4096, tile.rows)}
             yield Variant(
                 f"product of {rows} rows with {format.name}", packed_kernels.multiply_packed, own_types,
-                constants | unroll | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs}, tile.num_warps, tile.num_stages,
+                constants | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "MAY_BE_ODD": False}
+                | ways_of(format, tile.scales_sums), tile.num_warps, tile.num_stages,
                 ALL_REGISTERS,
             )  # fmt: skip
         if format.name in EXPERT_FORMATS:
+            tile = tile_of_packed(PAIRS, dtype.itemsize)
             experts = {"C": 8, "E": 128, "K": 4096, "N": 1536, "HAS_BIAS": True}
             yield Variant(
                 f"product with {format.name} experts", packed_kernels.multiply_packed_experts, own_types,
-                constants | experts | {"BLOCK_M": PAIRS, "BLOCK_N": FEW_OUTPUTS}, 4, 4, ALL_REGISTERS,
+                constants | experts | ways_of(format, tile.scales_sums) | {"BLOCK_M": PAIRS, "BLOCK_N": tile.outputs},
+                tile.num_warps, tile.num_stages, ALL_REGISTERS,
             )  # fmt: skip
         for has_index, block in ((True, ROWS_OF_LOOKUP), (False, ROWS_OF_UNPACKING)):
             what = "lookup in" if has_index else "unpacking of"

@@ -1,8 +1,9 @@
 """Quantised weights as the kernels of a GPU read them: planes of codes, scales and steps, outputs side by side.
 
-A plane lies block of inputs by block of inputs, so that a program that multiplies some outputs reads one piece of
+A plane lies block of 64 inputs by block of inputs, so that a program that multiplies some outputs reads one piece of
 memory after the other. Codes of 4 bits share a byte with those of the inputs 32 further on; codes of 5 and 6 bits have
-their upper bits in words for 32 inputs each. Knows nothing of the kernels.
+their upper bits in further bytes, of 8 and 4 groups of 32 inputs each. What groups share lies in words of 4 bytes, the
+least that a GPU copies to its shared memory by itself. Knows nothing of the kernels.
 
 N outputs, K inputs, S inputs that share a scale, G inputs that share a step
 """
@@ -14,29 +15,28 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
-
-# The planes of what groups of inputs share, which are named as in Numbers.
-SHARED = ("scales", "steps", "minima", "minimum_steps")
 
 
 @dataclass(frozen=True)
 class Planes:
     """The parts of a packed weight.
 
-    codes: uint8 [K / 64, N, 32], the lower four bits of two codes, or [K / 32, N, 32], codes of 8 bits. upper: int32
-    [K / 32 * (bits - 4), N], one bit of the codes of 32 inputs. scales, minima: [K / S, N]; minima may be the scales
-    themselves. steps: [K / G, N]. minimum_steps: uint8 [K / 32, N].
+    codes: uint8 [K / 64, N, 32], the lower four bits of two codes, or [K / 32, N, 32], codes of 8 bits. upper: uint8
+    [K / 256, N, 32], the fifth bits of eight codes, or [K / 128, N, 32], the fifth and sixth bits of four; the first
+    codes' come lowest. scales: int32 [K / S / 2, N], two numbers of 16 bits, or float32 [K / S, N]. minima: like
+    scales, and may be the very same. steps: int32 [K / 64, N], four bytes: a block's steps, then its minimum_steps;
+    [K / 128, N] if there are no steps.
     """
 
     codes: Tensor
     upper: Tensor | None
     scales: Tensor
-    steps: Tensor | None
     minima: Tensor | None
-    minimum_steps: Tensor | None
+    steps: Tensor | None
 
     def all(self) -> dict[str, Tensor]:
         """Those that there are, each once."""
@@ -99,15 +99,48 @@ class PackedWeight(QuantizedWeight):
             codes = torch.stack([codes & 15, codes >> 4], dim=2)
         codes = codes.reshape(num_outputs, -1, GROUP)[:, : self.num_inputs // GROUP]
         if (upper := planes.get("upper")) is not None:
-            words = upper.reshape(*codes.shape[:2], -1).contiguous()
-            places = torch.arange(8, dtype=torch.uint8, device=self.device)
-            for bit, own in enumerate(words.unbind(dim=2)):
-                ones = own.contiguous().view(torch.uint8).view(*codes.shape[:2], 4, 1) >> places & 1
-                codes = codes | ones.view(codes.shape) << (4 + bit)
-        rest = {name: planes[name].contiguous() for name in SHARED if name in planes}
+            num_bits = self.format.bits - 4
+            shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8, device=self.device)[:, None]
+            bits = (upper[:, :, None] >> shifts) & ((1 << num_bits) - 1)
+            codes = codes | bits.reshape(num_outputs, -1, GROUP)[:, : codes.shape[1]] << 4
+        shared = {name: self._shared(planes[name]) for name in ("scales", "minima") if name in planes}
         if self.planes.minima is self.planes.scales:
-            rest["minima"] = rest["scales"]
-        return Numbers(codes.reshape(num_outputs, -1), **rest)
+            shared["minima"] = shared["scales"]
+        if (words := planes.get("steps")) is not None:
+            shared |= self._steps(words)
+        return Numbers(codes.reshape(num_outputs, -1), **shared)
+
+    def _shared(self, plane: Tensor) -> Tensor:
+        """Scales or minima of a plane [N, rows], in the format's dtype."""
+        stored, given = stored_scale(self.format), plane.clone(memory_format=torch.contiguous_format)
+        if stored != torch.float32:
+            given = given.view(stored)[:, : self.num_inputs // self.span].float()
+        if self.format.scale == torch.uint8:
+            return (given.view(torch.int32) >> 23).to(torch.uint8)
+        return given.to(self.format.scale)
+
+    def _steps(self, words: Tensor) -> dict[str, Tensor]:
+        """The steps and minimum_steps in words [N, rows]."""
+        num_groups, num_steps = self.num_inputs // GROUP, steps_of_block(self.format)
+        num_bytes = num_steps + 2 * self.format.has_minimum_steps
+        blocks = words.clone(memory_format=torch.contiguous_format).view(torch.uint8).view(len(words), -1, num_bytes)
+        found: dict[str, Tensor] = {}
+        if self.format.step is not None:
+            steps = blocks[:, :, :num_steps].reshape(len(words), -1)[:, : num_groups * num_steps // 2]
+            found["steps"] = steps.contiguous().view(self.format.step)
+        if self.format.has_minimum_steps:
+            found["minimum_steps"] = blocks[:, :, num_steps:].reshape(len(words), -1)[:, :num_groups]
+        return found
+
+
+def stored_scale(format: WeightFormat) -> torch.dtype:
+    """The dtype of packed scales and minima."""
+    return torch.bfloat16 if format.scale == torch.uint8 else format.scale
+
+
+def steps_of_block(format: WeightFormat) -> int:
+    """Steps of a block of 64 inputs."""
+    return 0 if format.step is None else 2 * GROUP // format.group
 
 
 def empty_packed(
@@ -119,16 +152,20 @@ def empty_packed(
     def plane(num_rows: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
 
-    num_groups, num_scales = num_inputs // GROUP, num_inputs // (format.span or num_inputs)
-    num_blocks = num_groups if format.bits == 8 else -(-num_groups // 2)
-    scales = plane(num_scales, format.scale)
+    def blocks(number: int) -> Tensor:
+        return torch.empty(number, num_outputs, GROUP, dtype=torch.uint8, device=device)
+
+    num_groups, num_blocks = num_inputs // GROUP, -(-num_inputs // (2 * GROUP))
+    num_scales, has_halves = num_inputs // (format.span or num_inputs), stored_scale(format) != torch.float32
+    num_words, scale = (-(-num_scales // 2), torch.int32) if has_halves else (num_scales, torch.float32)
+    num_bytes = num_blocks * (steps_of_block(format) + 2 * format.has_minimum_steps)
+    scales = plane(num_words, scale)
     planes = Planes(
-        codes=torch.empty(num_blocks, num_outputs, GROUP, dtype=torch.uint8, device=device),
-        upper=plane(num_groups * (format.bits - 4), torch.int32) if format.bits in (5, 6) else None,
+        codes=blocks(num_groups if format.bits == 8 else num_blocks),
+        upper=blocks(-(-num_groups * (format.bits - 4) // 8)) if format.bits in (5, 6) else None,
         scales=scales,
-        steps=None if format.step is None else plane(num_inputs // format.group, format.step),
-        minima=(plane(num_scales, format.scale) if has_own_minima else scales) if format.has_minima else None,
-        minimum_steps=plane(num_groups, torch.uint8) if format.has_minimum_steps else None,
+        minima=(plane(num_words, scale) if has_own_minima else scales) if format.has_minima else None,
+        steps=plane(-(-num_bytes // 4), torch.int32) if num_bytes else None,
     )
     return PackedWeight(format, num_inputs, dtype, planes)
 
@@ -157,22 +194,45 @@ def _write(packed: PackedWeight, numbers: Numbers) -> None:
     planes, device = packed.planes, packed.device
     codes = numbers.codes.to(device).contiguous()
     if planes.upper is not None:
-        groups = codes.view(len(codes), -1, 1, 4, 8)
-        places = torch.arange(4, 4 + planes.upper.shape[0] // groups.shape[1], device=device, dtype=torch.uint8)
-        ones = groups >> places[:, None, None] & 1
-        shifted = ones << torch.arange(8, device=device, dtype=torch.uint8)
-        words = shifted.sum(dim=-1, dtype=torch.uint8).contiguous().view(torch.int32)
-        planes.upper.copy_(words.view(len(codes), -1).t())
+        num_bits = packed.format.bits - 4
+        num_codes = 8 // num_bits
+        groups = _in_groups(codes >> 4, len(planes.upper) * num_codes).view(len(codes), -1, num_codes, GROUP)
+        shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8, device=device)[:, None]
+        planes.upper.copy_((groups << shifts).sum(dim=2, dtype=torch.uint8).transpose(0, 1))
     if packed.format.bits == 8:
         planes.codes.copy_(codes.view(len(codes), -1, GROUP).transpose(0, 1))
     else:
-        codes = torch.nn.functional.pad(codes & 15, (0, len(planes.codes) * 2 * GROUP - codes.shape[1]))
-        pairs = codes.view(len(codes), -1, 2, GROUP)
+        pairs = _in_groups(codes & 15, len(planes.codes) * 2).view(len(codes), -1, 2, GROUP)
         planes.codes.copy_((pairs[:, :, 0] | pairs[:, :, 1] << 4).transpose(0, 1))
-    for name in SHARED:
-        plane, own = getattr(planes, name), getattr(numbers, name)
-        if plane is not None and not (name == "minima" and plane is planes.scales):
-            plane.copy_(own.to(device).t())
+    planes.scales.copy_(_shared_plane(numbers.scales.to(device), packed.format))
+    if planes.minima is not None and planes.minima is not planes.scales and numbers.minima is not None:
+        planes.minima.copy_(_shared_plane(numbers.minima.to(device), packed.format))
+    if planes.steps is not None:
+        parts = [
+            pad(own.to(device).view(torch.uint8), (0, -own.shape[1] % of_block)).view(len(own), -1, of_block)
+            for own, of_block in ((numbers.steps, steps_of_block(packed.format)), (numbers.minimum_steps, 2))
+            if own is not None
+        ]
+        planes.steps.copy_(_words(torch.cat(parts, dim=2).flatten(1)))
+
+
+def _shared_plane(scales: Tensor, format: WeightFormat) -> Tensor:
+    """The plane of scales or minima [N, K / S]."""
+    if format.scale == torch.uint8:
+        exponents = scales.int()
+        scales = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
+    stored = scales.to(stored_scale(format))
+    return stored.t() if stored.dtype == torch.float32 else _words(stored)
+
+
+def _words(numbers: Tensor) -> Tensor:
+    """int32 [words, N]: numbers [N, ...] of 8 or 16 bits, with zeros at the end."""
+    return pad(numbers, (0, -numbers.shape[1] % (4 // numbers.element_size()))).contiguous().view(torch.int32).t()
+
+
+def _in_groups(codes: Tensor, num_groups: int) -> Tensor:
+    """codes [N, K] with zeros at the end, as inputs of so many groups."""
+    return pad(codes, (0, num_groups * GROUP - codes.shape[1]))
 
 
 def pack_experts(weight: QuantizedExperts, device: torch.device) -> QuantizedExperts:

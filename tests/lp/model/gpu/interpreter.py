@@ -23,9 +23,11 @@ from tests.lp.model.gpu.mended import mended
 def start(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any
 ) -> None:
-    """As kernels.start, on CPU tensors."""
+    """As kernels.start, on CPU tensors. Triton's interpreter knows no PTX."""
     from triton.runtime.interpreter import InterpretedFunction
 
+    if "HAS_ASSEMBLY" in constants:
+        constants["HAS_ASSEMBLY"] = False
     with mended(), interpreted_helpers(kernel):
         InterpretedFunction(kernel.fn)[grid](*arguments, **constants)
 
