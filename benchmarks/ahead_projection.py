@@ -39,7 +39,7 @@ from benchmarks.projections.ideal_drafts import (
     places_of,
     right_by_depth,
 )
-from benchmarks.projections.kernel_costs import ASSUMED_SHARE_OF_PACKED, PACKED, PRODUCTS, costs_of, plan_of
+from benchmarks.projections.kernel_costs import PACKED, PRODUCTS, costs_of, plan_of
 from benchmarks.projections.network import COLLECTIVE_US, Network, add_exchange
 from benchmarks.projections.played_drafting import (
     AllPlaces,
@@ -288,7 +288,7 @@ def estimated_machine(weights: Weights, is_fast: bool, host: Extras, exchange_s:
 
     one = StepTimes(ROWS, tuple(seconds(whole, num_rows) for num_rows in ROWS), extras=host)
     networks = {number: Network(GPU.all_reduce_us[number], GPU.link_gb_per_s) for number in NUM_DEVICES}
-    copy = f"{weights} that reads {'as fast as bfloat16' if is_fast else 'as assumed'}"
+    copy = f"{weights} that reads {'as fast as bfloat16' if is_fast else 'as measured'}"
     copy_s = list(accumulate((seconds(packed, num_rows) for num_rows in ROUND_ROWS), max))
     config = make_config(SHAPES[SHAPE])
     return split_machine(f"{SHAPE} on {GPU.name}", copy, one, copy_s, config, torch.bfloat16, networks, exchange_s)
@@ -414,7 +414,7 @@ def notes(asked: Sequence[CategoryPrompt], arguments: argparse.Namespace) -> lis
         f"{arguments.exchange_us:g} us. Choosing candidates and planning during a step are left out; the host's work "
         "for a step was measured here.",
         f"{GPU.name}: by kernels that one H200 has run, and {'; '.join(GPU.sources)}. Products of packed weights are "
-        f"ASSUMED to read at {ASSUMED_SHARE_OF_PACKED:.0%} of the bandwidth (as assumed), or as those in bfloat16 do.",
+        "as fast as one H100 has decoded them in int4 (as measured), or read as those in bfloat16 do.",
         "tp: products take as much less time as a rank has fewer weights, which is the best that they could.",
         "Covered: steps that begin where the copy has drafted. Drafting: ranks that draft during a step, on average. "
         "Waiting: the share of the time in which the rank that verifies waits for drafts.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ STAGES = {
 # Rows of a step that are measured, and cached tokens.
 ROWS, CACHED = "1,4,16,64,128", "1024,16384"
 # Rows of the products that are measured.
-PRODUCT_ROWS = "1,2,4,8,16,32,64,128"
+PRODUCT_ROWS, PACKED_ROWS = "1,2,4,8,16,32,64,128", "1,4,16,32,64,128"
 # Sequences of a packed step that is measured.
 SEQUENCES = "1,4,16,64"
 # The shapes whose steps are measured.
@@ -77,13 +78,16 @@ def read_plan(path: Path) -> list[Item]:
 def _tests(model: str, dry_run: bool) -> list[Item]:
     """A file of tests each. Without a GPU they run on the emulated one, and only some of them."""
     first = ("test_cuda", "test_graphs", "test_shared_gpu")
+    # Most of its time is that of Triton's compiler, which has one core for each process.
+    workers = {"test_packed_weights": ["-n", "8"]} if find_spec("xdist") and not dry_run else {}
     files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.stem not in first, path.stem))
     some = {"test_graphs": ["-k", "(models_own and 4-64-257) or reused"]}
     tests = [
         Item(
             path.stem.removeprefix("test_"),
             ("-m", "pytest", "-q", "-o", f"cache_dir={FOLDER}/cache", f"--junitxml={FOLDER}/tests.xml",
-             *(["--emulated-gpu", *some[path.stem]] if dry_run else []), str(path.relative_to(CHECKOUT))),
+             *(["--emulated-gpu", *some[path.stem]] if dry_run else []), *workers.get(path.stem, []),
+             str(path.relative_to(CHECKOUT))),
             60 if dry_run else 150,
         )
         for path in files
@@ -165,7 +169,8 @@ def _packed(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
 def _products(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:
     rows, dtype = ("1,4", "float32") if dry_run else (PRODUCT_ROWS, "bfloat16")
     command = ["-m", "benchmarks.gpu.products", "--config", shape, "--dtype", dtype, "--device", _device(dry_run)]
-    return Item(name, (*command, "--rows", rows, "--output", FOLDER), limit_s)
+    packed = () if dry_run else ("--packed-rows", PACKED_ROWS)
+    return Item(name, (*command, "--rows", rows, *packed, "--output", FOLDER), limit_s)
 
 
 def _prompts(name: str, shape: str, dry_run: bool, limit_s: float) -> Item:

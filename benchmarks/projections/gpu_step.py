@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.projections.gpus import GPUS, H200, SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from benchmarks.projections.kernel_costs import (
-    ASSUMED_SHARE_OF_PACKED,
     ATTENTION_US,
+    DECODED,
     FEW_ROWS,
     LEAST_US,
     MANY_ROWS,
@@ -66,8 +66,9 @@ def main() -> None:
     ]
     if weights is not Weights.auto:
         notes.append(
-            f"Products of weights in {weights} are ASSUMED to read at {ASSUMED_SHARE_OF_PACKED:.0%} of the bandwidth, "
-            "which no GPU has shown."
+            f"Products of weights in {weights} decode as many numbers a second as one H100 has decoded in int4: "
+            + ", ".join(f"{rate / 1e6:.2g}e12 with up to {rows} rows" for rows, rate in DECODED.items())
+            + "."
         )
     if arguments.share:
         notes += [

@@ -47,12 +47,13 @@ ATTENTION_US = 11.0
 # Products of up to so many rows read weights at one share of the data sheet's bandwidth, and those of so many at
 # another one, as measured on an H200 (benchmarks/results/gpu-speed-before.md).
 FEW_ROWS, SHARE_AT_FEW_ROWS, MANY_ROWS, SHARE_AT_MANY_ROWS = 64, 0.77, 128, 0.70
-# What products with quantised weights are ASSUMED to get of the bandwidth, as no GPU has run them: the instructions of
-# their kernel, 8 for a weight of 4 bits, take an H200's multiprocessors 2.5 times as long as its memory takes.
-ASSUMED_SHARE_OF_PACKED = 0.4
+# Numbers of a quantised weight that products decode in a microsecond, with up to so many rows: those of Llama 3.1 8B in
+# int4, as measured on an H100 (benchmarks/results/gpu-speed-h100.md). Instructions take longer than bytes, so another
+# GPU's memory would hardly change them.
+DECODED = {16: 2.3e6, 32: 1.6e6, 64: 1.3e6, 128: 0.86e6}
 ITEMSIZE = torch.bfloat16.itemsize
 # Kinds of kernels.
-PRODUCTS, PACKED, ATTENTION = "products", "products of packed weights (assumed)", "attention"
+PRODUCTS, PACKED, ATTENTION = "products", "products of packed weights", "attention"
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ class Cost:
 
     def microseconds(self, gpu: Gpu, num_rows: int) -> float:
         """Estimated; all kernels of the kind are taken to be alike."""
-        shares = {PRODUCTS: share_of_bandwidth(num_rows), PACKED: ASSUMED_SHARE_OF_PACKED}
-        share = shares.get(self.kind, SHARE_OF_BANDWIDTH)
+        share = share_of_bandwidth(num_rows) if self.kind == PRODUCTS else SHARE_OF_BANDWIDTH
         moving = self.num_bytes / (share * gpu.memory_gb_per_s * 1e3)
         computing = self.num_operations / (SHARE_OF_FLOPS * gpu.tflops * 1e6)
         if self.kind == ATTENTION:
             return self.launches * ATTENTION_US + max(moving, computing)
+        if self.kind == PACKED:
+            rate = next((one for most, one in DECODED.items() if num_rows <= most), DECODED[128])
+            moving = max(moving, self.num_operations / (2 * num_rows * rate))
         return max(moving, computing, self.launches * LEAST_US)
 
 

@@ -20,9 +20,9 @@ from lp.model.memory import MARGIN, cache_bytes
 from lp.model.quantization.experts import compute_quantized, is_transposed
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.model import as_parameter
-from lp.model.quantization.packed import empty_packed, pack_for
+from lp.model.quantization.packed import PackedWeight, empty_packed, pack_for, stored_scale
 from lp.model.quantization.quantize import FORMATS, Weights, bits_of, bytes_of_number, quantize
-from lp.model.quantization.weight import QuantizedWeight
+from lp.model.quantization.weight import QuantizedWeight, WeightFormat
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "demo/python-11m"
 
@@ -61,6 +61,21 @@ def quantize_model(model: PreTrainedModel, weights: Weights) -> None:
             if weight is not None and id(weight) in made:
                 module._parameters[name] = made[id(weight)]
     compute_quantized(model)
+
+
+def random_packed(
+    format: WeightFormat, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device
+) -> PackedWeight:
+    """A weight of random numbers on a device, in planes."""
+    packed = empty_packed(format, num_outputs, num_inputs, dtype, device)
+    for name, plane in packed.planes.all().items():
+        if name in ("scales", "minima"):
+            stored = stored_scale(format)
+            scales = torch.rand(plane.numel() * 4 // stored.itemsize, device=device) * 0.01
+            plane.copy_(scales.to(stored).view(plane.dtype).view(plane.shape))
+        else:
+            plane.random_()
+    return packed
 
 
 def check_room(
