@@ -40,8 +40,11 @@ def numbers(weight: Tensor, bits: int) -> Tensor:
 
 def with_quantized_weights(reference: PreTrainedModel, engine: Engine) -> PreTrainedModel:
     """transformers' model with the numbers that an engine's weights stand for."""
-    parameters = engine.checkpoint.model.model.named_parameters()
-    own = {name.replace(".mixer.", "."): weight for name, weight in parameters}  # in a layer that took another's place
+    own = {
+        # A layer that took another's place holds that layer.
+        name.replace(".mixer.", ".").replace(".self_attention.attention.", ".self_attention."): weight
+        for name, weight in engine.checkpoint.model.model.named_parameters()
+    }
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             weight.copy_(unpacked(own[name]))
