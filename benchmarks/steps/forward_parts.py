@@ -26,6 +26,7 @@ from lp.model.attention import TreeStep
 from lp.model.causal import CausalModel
 from lp.model.cpu.forward import NativeForward
 from lp.model.cpu.source import ATTENTION, EXPERTS, PRODUCT, QUANTIZED, QUANTIZED_EXPERTS
+from lp.model.current_step import running
 from lp.model.fast_forward import SequenceRows
 from lp.model.kernels import LayerAttention
 from lp.tree import TokenTree
@@ -115,10 +116,11 @@ def attention_alone(model: CausalModel, tree: TokenTree, cache: KVCache) -> Call
     model.memory.reserve([(cache, len(tree))])
     own, tokens = model.to_device([SequenceRows(tree, cache, 1)])
     step = AttentionRecorder(own.kind, parts=own.parts)
-    model.model(
-        input_ids=tokens[None], position_ids=step.positions[None],
-        past_key_values=RowsOnly(model.num_layers, step.positions), use_cache=True, logits_to_keep=1, step=step,
-    )  # fmt: skip
+    with running(step):
+        model.model(
+            input_ids=tokens[None], position_ids=step.positions[None],
+            past_key_values=RowsOnly(model.num_layers, step.positions), use_cache=True, logits_to_keep=1,
+        )  # fmt: skip
 
     def run() -> None:
         for call in step.calls:

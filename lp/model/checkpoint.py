@@ -249,10 +249,9 @@ def load(
         _share_memory(bound, checkpoint.models)
     for extension in extensions:
         extension.attach(causal, settings.compile)
-    if device.type == "cuda":
-        for one in models:
-            if one.fast is None:  # a tiny model, or one whose fast forward has failed its check
-                keep_unpacked(one.model, UNPACKED_SHARE * free_memory(device) / num_sharing)
+    for one in models if device.type == "cuda" else [causal]:
+        if one.fast is None:  # a tiny model, or one whose fast forward has failed its check
+            keep_unpacked(one.model, UNPACKED_SHARE * free_memory(device) / num_sharing)
     causal.free_weights()
     causal.grammars = checkpoint.grammars
     return checkpoint

@@ -21,9 +21,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, modeling_gguf_pytorc
 
 from lp.model.errors import CheckpointError
 from lp.model.gguf_header import TensorInfo, read_header
+from lp.model.quantization import gguf_gpt_oss
 from lp.model.quantization.experts import is_transposed
 from lp.model.quantization.gguf_blocks import BLOCK_TYPES, GgufWeight
-from lp.model.quantization.gguf_gpt_oss import expert_key
 from lp.model.quantization.joined import InterleavedWeight, JoinedWeight, QuantizedExperts
 from lp.model.quantization.model import empty_model, fill, takes_quantized
 from lp.model.quantization.packed import pack_for
@@ -65,6 +65,7 @@ class GgufFile:
         self.path = str(file)
         self._tensors = header.tensors
         self._architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
+        self._is_gpt_oss = header.architecture == gguf_gpt_oss.ARCHITECTURE
         self._transposed: set[FileKey] = set()  # experts whose parameter is [E, K, N]
         self._processor: Any = _processor(header.architecture)(config=config.to_dict())
 
@@ -84,7 +85,8 @@ class GgufFile:
         ties = model.all_tied_weights_keys  # a rank may hold one of two tied ones
         found: dict[str, FileKey] = {}
         for own in dict.fromkeys([*model.state_dict(), *ties, *ties.values()]):
-            if (key := expert_key(own)) is not None and all(one in self._tensors for one in names_of(key)):
+            key = gguf_gpt_oss.expert_key(own) if self._is_gpt_oss else None
+            if key is not None and all(one in self._tensors for one in names_of(key)):
                 found[own] = key
                 continue
             module, _, last = own.rpartition(".")

@@ -141,8 +141,8 @@ def _read_rows(table: QuantizedParameter, numbers: Tensor) -> Tensor:
 
 
 def keep_unpacked(model: nn.Module, most_bytes: float) -> None:
-    """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes."""
-    found = [one for one in quantized_parameters(model) if not one.has_zeros]
+    """Unpacks all quantised parameters of a model for its own forward, if that takes at most so many bytes more."""
+    found = [one for one in quantized_parameters(model) if not one.has_zeros and one.unpacked is None]
     if sum(one.numel() * one.dtype.itemsize for one in found) > most_bytes:
         return
     for one in found:

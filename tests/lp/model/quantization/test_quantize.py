@@ -24,7 +24,7 @@ from lp.model.cpu.make import make_native
 from lp.model.errors import CheckpointError
 from lp.model.probes import text_probes
 from lp.model.quantization import quantize as quantizing
-from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.parameter import QuantizedParameter, quantized_parameters
 from lp.model.quantization.quantize import Weights, quantize
 from lp.platform.build import CannotBuild, Source, find_compiler
 from tests.gguf_files import write_gguf
@@ -40,8 +40,11 @@ def numbers(weight: Tensor, bits: int) -> Tensor:
 
 def with_quantized_weights(reference: PreTrainedModel, engine: Engine) -> PreTrainedModel:
     """transformers' model with the numbers that an engine's weights stand for."""
-    parameters = engine.checkpoint.model.model.named_parameters()
-    own = {name.replace(".mixer.", "."): weight for name, weight in parameters}  # in a layer that took another's place
+    own = {
+        # A layer that took another's place holds that layer.
+        name.replace(".mixer.", ".").replace(".self_attention.attention.", ".self_attention."): weight
+        for name, weight in engine.checkpoint.model.model.named_parameters()
+    }
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             weight.copy_(unpacked(own[name]))
@@ -151,6 +154,16 @@ def test_a_number_of_inputs_that_has_no_groups_stays(tmp_path: Path) -> None:
     layer = load(settings).model.model.get_submodule("model.layers.0.mlp")
     assert isinstance(layer.up_proj.weight, QuantizedParameter)
     assert not isinstance(layer.down_proj.weight, QuantizedParameter)
+
+
+def test_a_tiny_model_is_unpacked_for_its_own_forward_at_every_start(
+    checkpoint_folder: Callable[[str], Path], own_cache: Path
+) -> None:
+    """Also where the check of its logits has passed before."""
+    for _ in range(2):
+        model = load(ModelSettings(str(checkpoint_folder("llama")), device="cpu", weights=Weights.int8)).model
+        assert model.fast is None
+        assert all(one.unpacked is not None for one in quantized_parameters(model.model))
 
 
 def test_the_log_says_how_far_logits_are_from_the_checkpoints(
