@@ -28,6 +28,7 @@ from lp.request import DecodingMethod
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.measure import StepTimesSource
 from parallel.build import MeshTopology
+from parallel.errors import RankLost
 from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
 
 METHODS: tuple[DecodingMethod, ...] = (Autoregressive(), PromptLookup(5, 7), Lookahead(7, 5, 7), Auto(rows=32))
@@ -146,6 +147,7 @@ def _try_ranks(path: str, axis: str, expected: list[list[int]]) -> tuple[str, st
         lambda rank=rank: _serve_as_rank(path, axis, rank, store.port, expected) for rank in range(2)
     ]
     faults = [found for found in call_in_processes(calls, LIMIT_S) if found]
+    faults.sort(key=lambda fault: fault.startswith(RankLost.__name__))  # what the other rank says comes first
     return (NO, f"{axis}: {faults[0]}") if faults else (YES, "")
 
 

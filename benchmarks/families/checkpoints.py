@@ -140,7 +140,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         + ("longcat_flash", "minicpm3", "youtu"),
         _LATENT,
     ),
-    "bamba": {"attn_layer_indices": [1]},
+    "bamba": {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": SOME_LAYERS,
@@ -169,6 +169,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}, "text_config": _SECTIONS},
     "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},
     "qwen4_exp": {"text_config": _QWEN4},

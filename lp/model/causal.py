@@ -38,7 +38,7 @@ from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.model.own_attention import replace_attention, set_attention
 from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
-from lp.model.recurrent.kinds import attention_layers, replace_layers
+from lp.model.recurrent.kinds import attention_layers, recurrent_layers, replace_layers
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
 
@@ -81,6 +81,9 @@ class CausalModel:
         # Those of the layers that have keys and values, and those that have a state.
         self.attention_layers = attention_layers(model.config, self.layers)
         self.recurrent_layers = replace_layers(model)
+        # Whether any layer of the model has a state, from which no token can be taken out: all stages of a pipeline
+        # keep and drop tokens alike.
+        self.is_recurrent = bool(recurrent_layers(model.config))
         # Where caches lie, and the shapes of the layers that are held here, known once the model has been run.
         self.memory: KVMemory
         self.open_memory(len(self.attention_layers))
@@ -98,11 +101,6 @@ class CausalModel:
         """The size of the hidden states that the output embedding reads, which not every pipeline stage has."""
         config = self.model.config.get_text_config(decoder=True)
         return getattr(self.model.get_output_embeddings(), "in_features", config.hidden_size)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether layers that are held here have a state, which no token can be taken out of."""
-        return bool(self.recurrent_layers)
 
     @property
     def state_bytes(self) -> int:

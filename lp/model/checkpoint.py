@@ -30,7 +30,7 @@ from lp.model.gpu.cuda_graphs import Capture
 from lp.model.gpu.make import merge_weights
 from lp.model.heads.extension import HeadsExtension
 from lp.model.kernels import AttentionKind
-from lp.model.language_model import has_towers
+from lp.model.language_model import calls_interface, has_towers
 from lp.model.memory import Bound, DoesNotFit, check_fits, find_bound, free_memory, parse_bound, stored_bytes
 from lp.model.plain import make_plain
 from lp.model.probes import text_probes
@@ -224,6 +224,10 @@ def load(
         references = None if is_checked else check_tree(causal, text_probes(known.tokenizer))
     except UnsupportedArchitecture as error:
         check_finite(known.path, model)
+        if reader is not None and calls_interface(known.config):  # so the whole model can, as far as is known
+            raise UnsupportedArchitecture(
+                f"what a rank holds of the model cannot be decoded: {error}; use parallel=lp, or parallel=single"
+            ) from error
         known.plain = str(error)
         _check_plain(known, settings, is_alone, second_models)
         return _load_plain(known, model, settings, num_sharing)

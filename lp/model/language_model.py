@@ -38,13 +38,12 @@ def calls_interface(config: PreTrainedConfig) -> bool:
 
 
 def make_language_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a configuration, without towers, with random weights."""
+    """The model of a configuration, without towers and what joins them to it, with random weights."""
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     kind = AutoModelForCausalLM if is_known else AutoModelForImageTextToText
     model = kind.from_config(config, dtype=dtype, attn_implementation="eager").eval()
     parts = dict(model.base_model.named_children())
     if has_towers(config) and "language_model" in parts:
-        for name, part in parts.items():
-            if isinstance(part, PreTrainedModel) and name != "language_model":
-                setattr(model.base_model, name, nn.Identity())
+        for name in parts.keys() - {"language_model"}:
+            setattr(model.base_model, name, nn.Identity())
     return model

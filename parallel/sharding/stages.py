@@ -8,7 +8,7 @@ come in and go out through the current `Step`. Knows nothing of ranks, or of how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -24,7 +24,8 @@ from lp.model.exactness import UnsupportedArchitecture
 from lp.model.memory import num_weight_bytes
 from lp.model.quantization.model import empty_model
 from lp.model.quantization.quantize import Weights
-from parallel.sharding.plans import check_whole, has_pipeline_plan, pipeline_plan
+from lp.model.recurrent.kinds import recurrent_layers
+from parallel.sharding.plans import RETURN_MORE, has_pipeline_plan, pipeline_plan
 from parallel.sharding.weights import fill
 
 _NUM_PLACEHOLDERS = 251
@@ -50,9 +51,9 @@ def read_stage(index: int, num_stages: int) -> Reader:
 def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
     """Checks that a model can be split into stages.
 
-    Raises ValueError if it has fewer layers than stages, or UnsupportedArchitecture if it has no plan.
+    Raises ValueError if it has fewer layers, or recurrent layers, than stages, or UnsupportedArchitecture if it has no
+    plan.
     """
-    check_whole(config)
     text: Any = config.get_text_config(decoder=True)
     name = (config.architectures or [config.model_type])[0]
     if not has_pipeline_plan(config):
@@ -61,6 +62,12 @@ def check_stages(config: PreTrainedConfig, num_stages: int) -> None:
         raise ValueError(
             f"parallel.pp={num_stages} is more than the {text.num_hidden_layers} layers of {name}: use "
             f"parallel.pp={text.num_hidden_layers} or less, or parallel=lp"
+        )
+    num_recurrent = len(recurrent_layers(config))
+    if 0 < num_recurrent < num_stages:
+        raise ValueError(
+            f"parallel.pp={num_stages} is more than the {num_recurrent} recurrent layers of {name}, and a stage needs "
+            f"one: use parallel.pp={num_recurrent} or less, or parallel=lp"
         )
 
 
@@ -73,12 +80,15 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
     # Stages are to take equally long. A step looks up some rows of the embedding alone, and a prompt has one row of the
     # head, which steps that decode read whole.
     ends = sum(num_weight_bytes(model.get_submodule(name)) for name in parts.ends)
-    own = share_out([num_weight_bytes(layer) for layer in parts.layers], num_stages, last=ends // 2)[index]
+    sizes = [num_weight_bytes(layer) for layer in parts.layers]
+    # What is kept of a step follows from the states that it leaves, so each stage has some.
+    own = share_out(sizes, num_stages, ends // 2, recurrent_layers(model.config))[index]
+    config: Any = model.config.get_text_config(decoder=True)
+    returns_more = config.model_type in RETURN_MORE
     for layer in range(len(parts.layers)):
         if layer not in own:
-            parts.layers[layer] = EarlierLayer() if layer < own.start else LaterLayer()
+            parts.layers[layer] = (EarlierLayer if layer < own.start else LaterLayer)(returns_more)
     if index > 0:
-        config: Any = model.config.get_text_config(decoder=True)
         for name in parts.embeddings:
             model.set_submodule(name, PlaceholderEmbedding(config.hidden_size, model.dtype))
     if index < num_stages - 1:
@@ -87,13 +97,15 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
     return list(own)
 
 
-def share_out(sizes: Sequence[int], num_stages: int, last: int = 0) -> list[range]:
+def share_out(sizes: Sequence[int], num_stages: int, last: int = 0, needed: Collection[int] = ()) -> list[range]:
     """Gives each stage a range of layers, as evenly as possible: the sum of the squares of the stages' sizes is least.
 
     sizes: size of each layer; there must be at least as many layers as stages. last: size of what the last stage
-    computes in addition to layers.
+    computes in addition to layers. needed: layers of which each stage gets at least one, if there are any; there must
+    be at least as many as stages.
     """
     sums = [0, *accumulate(sizes)]
+    num_needed = [0, *accumulate(layer in needed or not needed for layer in range(len(sizes)))]
     # By the number of layers given to the stages so far: the least sum of squares, and where these stages end.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for stage in range(num_stages):
@@ -102,34 +114,49 @@ def share_out(sizes: Sequence[int], num_stages: int, last: int = 0) -> list[rang
             end: min(
                 (squares + (sums[end] - sums[begin] + extra) ** 2, (*cuts, end))
                 for begin, (squares, cuts) in best.items()
-                if begin < end
+                if num_needed[begin] < num_needed[end]
             )
             for end in range(stage + 1, len(sizes) + 1)
+            if num_needed[min(best)] < num_needed[end]
         }
     return [range(begin, end) for begin, end in pairwise(best[len(sizes)][1])]
 
 
-class EarlierLayer(nn.Module):
+class _OtherLayer(nn.Module):
+    """Stands in for a layer of another stage."""
+
+    def __init__(self, returns_more: bool = False):
+        """returns_more: whether the layer returns something behind the hidden states."""
+        super().__init__()
+        self._returns_more = returns_more
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
+        step: Step | None = current_step()
+        if step is not None:
+            hidden_states = self.pass_on(hidden_states, step)
+        return (hidden_states, None) if self._returns_more else hidden_states
+
+    def pass_on(self, hidden_states: Tensor, step: Step) -> Tensor:
+        """What the layer behind this one is given."""
+        raise NotImplementedError
+
+
+class EarlierLayer(_OtherLayer):
     """Stands in for a layer of an earlier stage. Its output is what the stage before has computed. Where nothing has
     come in, it hands on what it was given, and notes that.
     """
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        step: Step | None = current_step()
-        if step is None:
-            return hidden_states
+    def pass_on(self, hidden_states: Tensor, step: Step) -> Tensor:
         if step.incoming is None:
             step.incoming = hidden_states
         return step.incoming
 
 
-class LaterLayer(nn.Module):
+class LaterLayer(_OtherLayer):
     """Stands in for a layer of a later stage. It hands out what this stage has computed."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        step: Step | None = current_step()
-        if step is not None:
-            step.outgoing = hidden_states
+    def pass_on(self, hidden_states: Tensor, step: Step) -> Tensor:
+        step.outgoing = hidden_states
         return hidden_states
 
 
@@ -168,6 +195,9 @@ def _find_parts(model: PreTrainedModel) -> _Parts:
     except AttributeError as error:
         raise _unfit_plan(model, str(error)) from error
     (layers,) = [module for module in modules.values() if isinstance(module, nn.ModuleList)]
+    text: Any = model.config.get_text_config(decoder=True)
+    if len(layers) != text.num_hidden_layers:
+        raise _unfit_plan(model, f"its {text.num_hidden_layers} layers are in {len(layers)} modules")
     ends = [name for name, inputs in inputs_of.items() if inputs == ["hidden_states"] and modules[name] is not layers]
     planned = {id(weight) for module in modules.values() for weight in module.parameters()}
     unplanned = [name for name, weight in model.named_parameters() if id(weight) not in planned]

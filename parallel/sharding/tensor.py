@@ -34,7 +34,7 @@ from lp.model.quantization.quantize import Weights
 from lp.model.quantization.weight import GROUP
 from parallel.comm.base import Collectives
 from parallel.errors import RankLost
-from parallel.sharding.plans import check_whole, has_tensor_plan, tensor_plan
+from parallel.sharding.plans import base_name, has_tensor_plan, tensor_plan
 from parallel.sharding.slices import (
     COLUMN,
     COLUMN_WHOLE_OUTPUT,
@@ -86,7 +86,6 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
     Raises ValueError if a rank would have no attention head, or UnsupportedArchitecture if the model has no plan.
     """
-    check_whole(config)
     name = (config.architectures or [config.model_type])[0]
     if not has_tensor_plan(config):
         raise UnsupportedArchitecture(f"{name} has no tensor-parallel plan; use parallel=lp, or parallel=single")
@@ -114,7 +113,7 @@ def plan(model: PreTrainedModel) -> dict[str, str]:
 
     Raises UnsupportedArchitecture for an unknown style, and for a plan that fits none of the model's modules.
     """
-    base, patterns = model.base_model_prefix, tensor_plan(model)
+    base, patterns = base_name(model), tensor_plan(model)
     parts = {**dict(model.named_modules()), **dict(model.named_parameters())}
     embedding, _ = _embeddings(model)
     styles = {}

@@ -260,8 +260,9 @@ def _read_all(files: WeightFiles, model: PreTrainedModel, dtype: torch.dtype) ->
 
 
 def can_quantize(model: PreTrainedModel, name: str) -> bool:
-    """Whether a parameter can be quantised."""
-    if not takes_quantized(model, name):
+    """Whether a parameter can be quantised. Those that transformers keeps in float32, as of routers, cannot."""
+    is_kept = any(f".{part}." in f".{name}." for part in model._keep_in_fp32_modules or ())
+    if is_kept or not takes_quantized(model, name):
         return False
     return model.get_parameter(name).shape[-2 if is_transposed(model, name) else -1] % GROUP == 0
 

@@ -34,14 +34,23 @@ FAMILIES = {
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid", "bamba",
     "nemotron_h", "falcon_h1",
 }  # fmt: skip
-# The types of their layers that have no attention, and of all that other families do not have.
+# The types of their layers that have a state, that have no attention, and of all that other families do not have.
+WITH_STATE = {"linear_attention", "conv", "hybrid"}
 WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
-TYPES = {*WITHOUT_ATTENTION, "hybrid"}
+TYPES = WITH_STATE | WITHOUT_ATTENTION
 
 
 def is_family(config: PreTrainedConfig) -> bool:
     """Whether the model has recurrent layers, all of which can follow the paths of a tree."""
     return config.get_text_config(decoder=True).model_type in FAMILIES
+
+
+def recurrent_layers(config: PreTrainedConfig) -> list[int]:
+    """The layers of a model that have a state."""
+    text: Any = config.get_text_config(decoder=True)
+    if not is_family(config):
+        return []
+    return [layer for layer, kind in enumerate(text.layer_types) if kind in WITH_STATE]
 
 
 def attention_layers(config: PreTrainedConfig, layers: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,7 @@ def serve_with_stages(mesh: Mesh, channel: Channel, folder: str) -> dict[str, li
     with closing(connect_stages(mesh)) as pipeline:
         checkpoint = load(ModelSettings(folder, device="cpu"), reader=read_stage(mesh.rank, mesh.num_ranks))
         memory = checkpoint.model.memory = ContiguousMemory(3, 4 + 2 * mesh.rank)  # a step has two sequences
+        memory.keeps_states = checkpoint.model.is_recurrent
         memory.limit(channel.least(memory.num_pages))  # stages must lack the same tokens
         runner = PipelineParallel(checkpoint.model, pipeline, channel)
         return serve(Engine(checkpoint, runner, fingerprints=True, budget=KVBudget()))
@@ -59,11 +61,14 @@ def expected(llama: Engine) -> dict[str, list[int]]:
     return serve(Engine(llama.checkpoint))
 
 
-def test_replicas_of_different_size(checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]) -> None:
+def test_replicas_of_different_size(checkpoint_folder: Callable[[str], Path], expected: dict[str, list[int]]) -> None:
     for tokens, num_pages in run_ranks(serve_with_replicas, 2, str(checkpoint_folder("llama"))):
         assert tokens == expected and num_pages == 4
 
 
-def test_stages_of_different_size(checkpoint_folder: Callable[[str], str], expected: dict[str, list[int]]) -> None:
-    for tokens in run_ranks(serve_with_stages, 2, str(checkpoint_folder("llama"))):
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
+def test_stages_of_different_size(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = str(checkpoint_folder(architecture))
+    expected = serve(Engine.from_pretrained(folder, device="cpu", step_times="off"))
+    for tokens in run_ranks(serve_with_stages, 2, folder):
         assert tokens == expected

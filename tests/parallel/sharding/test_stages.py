@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from benchmarks.families.checkpoints import save_family
 from lp import Engine
 from lp.kv_cache.contiguous import ContiguousCache
 from lp.model.causal import CausalModel
@@ -87,6 +88,12 @@ def test_layers_of_several_kinds_in_stages(architecture: str, tmp_path: Path) ->
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_stages_of_a_model_that_reads_images_as_well(tmp_path: Path) -> None:
+    found, expected = logits_of_both(save_family("gemma3", tmp_path), 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_stage_holds_only_its_own_weights(tied: bool, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "llama", num_hidden_layers=4, tie_word_embeddings=tied)
@@ -132,6 +139,9 @@ def test_layers_are_divided_evenly() -> None:
     assert counts([10] * 8, 3, last=60) == [3, 4, 1]
     assert counts([10] * 3, 3, last=1000) == [1, 1, 1]
     assert counts([1, 1, 1, 9], 2) == [3, 1]
+    assert counts([1, 1, 1, 1], 2, needed=[0, 1]) == [1, 3]
+    assert counts([1, 1, 1, 1], 2, needed=[2, 3]) == [3, 1]
+    assert counts([1] * 8, 3, last=1, needed=[1, 5, 7]) == [3, 3, 2]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from benchmarks.families.checkpoints import save_family
 from lp import Autoregressive, Engine, Lookahead, Sampling
 from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
@@ -249,6 +250,13 @@ def test_experts_with_norms_are_refused_by_name(tmp_path: Path) -> None:
     model.get_submodule("model.layers.1.mlp.experts").post_expert_norm = torch.nn.RMSNorm(32)  # as in Muse Spark
     with pytest.raises(UnsupportedArchitecture, match=r"MixtralFor\w+ splits .*experts in the style .*parallel=lp"):
         plan(model)
+
+
+def test_the_language_model_is_split_that_a_model_of_images_has(tmp_path: Path) -> None:
+    model = empty_model(AutoConfig.from_pretrained(save_family("gemma3", tmp_path)), torch.float32)
+    styles = plan(model)
+    split = {name.rpartition(".layers.")[0] for name in styles if ".layers." in name}
+    assert split == {"model.language_model"} and "lm_head" in styles
 
 
 def test_a_rank_holds_the_sinks_of_its_heads_and_its_part_of_experts(tmp_path: Path) -> None:
