@@ -20,9 +20,11 @@
 #include "experts.h"
 
 #define GROUP 32  // inputs whose codes lie together
-// Rows that go through panels together where codes are decoded in registers, and where they are decoded before.
-#define FEW_QUANTIZED_ROWS (LANES == 8 ? 4 : 2)
-#define MOST_QUANTIZED_ROWS (LANES == 16 ? 12 : LANES == 8 ? 6 : 4)
+// Rows that go through panels together where codes are decoded in registers, and where they are decoded before, then
+// through so many panels.
+#define FEW_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 4 : 2)
+#define MOST_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 6 : 4)
+#define DECODED_PANELS (LANES == 16 ? 2 : 1)
 // Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together.
 #define QUANTIZED_ROWS_AT_ONCE 64
 #define MOST_PREPARED (1 << 15)
@@ -64,6 +66,8 @@ struct Quantized {
     static_assert(!IS_WHOLE || REST * BITS == LINES * LEFT, "the last codes take all bits that are left");
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
     static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP;
+    // From one decoded panel to the next one.
+    static constexpr long DECODED_STRIDE = DECODED_GROUPS * DECODED * PANEL;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
     static_assert(!F::HIGH || IS_LINEAR, "values are found by one part of a code");
 
@@ -236,7 +240,7 @@ __attribute__((always_inline)) static inline void decode_codes(const uint8_t* co
 }
 
 // Adds the products of the inputs from `first` on that share a step with the codes of COLUMNS panels. decoded: the values
-// of the group's codes, [GROUP][PANEL], or null; then they are decoded here.
+// of the group's codes, [GROUP][PANEL] of each panel, or null; then they are decoded here.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
                                                             const float* decoded, const float* inputs, long stride,
@@ -255,7 +259,8 @@ __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes
         for (int k = first; k < first + F::STEP_GROUP; k++) {
             Vector values[WIDTH];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++) values[v] = load(decoded + k * PANEL + v * LANES);
+            for (int v = 0; v < WIDTH; v++)
+                values[v] = load(decoded + v / VECTORS * Quantized<F>::DECODED_STRIDE + k * PANEL + v % VECTORS * LANES);
             add(k, values);
         }
     } else {
@@ -309,7 +314,10 @@ __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes
     if constexpr (IS_DECODED) {
 #pragma GCC unroll 4
         for (int n = first / 2 * AGAIN; n < (first + F::STEP_GROUP) / 2 * AGAIN; n++) {
-            const Words values[] = {*(const Words*)(decoded + n * PANEL)};
+            Words values[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++)
+                values[v] = *(const Words*)(decoded + v * Quantized<F>::DECODED_STRIDE + n * PANEL);
             add(n / AGAIN, values);
         }
     } else {
@@ -319,11 +327,15 @@ __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes
 #endif
 
 // Decodes the codes of groups [first, last) of a panel, as add_codes and add_pairs read them: [groups][DECODED][PANEL].
+// ahead: the codes of as many groups that are decoded next, which are fetched meanwhile.
 template <class F>
-static void decode_groups(const Quantized<F>& weight, long panel, long first, long last, float* out) {
+static void decode_groups(const Quantized<F>& weight, long panel, long first, long last, const uint8_t* ahead,
+                          float* out) {
     using Q = Quantized<F>;
-    for (long group = first; group < last; group++, out += Q::DECODED * PANEL) {
+    for (long group = first; group < last; group++, out += Q::DECODED * PANEL, ahead += Q::GROUP_BYTES) {
         const uint8_t* codes = weight.codes(panel, group);
+#pragma GCC unroll 8
+        for (int line = 0; line < Q::GROUP_BYTES / 64; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
         for (int at = 0; at < GROUP; at += F::STEP_GROUP) {
 #if HAS_PAIRS
             if constexpr (Q::BY_PAIRS) {
@@ -344,7 +356,7 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
 }
 
 // Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL]. decoded: of
-// these groups of one panel, or null.
+// these groups, DECODED_STRIDE apart from panel to panel, or null.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 static void add_groups(const Quantized<F>& weight, long panel, long first, long last, const float* decoded, Inputs x,
                        float* sums) {
@@ -408,18 +420,18 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
     }
 }
 
-// The same for a number of rows that the compiler does not know, at most MOST.
-template <class F, int MOST, int COLUMNS, bool IS_DECODED>
+// The same for a number of rows that the compiler does not know, at least LEAST and at most MOST.
+template <class F, int LEAST, int MOST, int COLUMNS, bool IS_DECODED>
 static void add_groups_of_rows(long rows, const Quantized<F>& weight, long panel, long first, long last,
                                const float* decoded, const Inputs& x, float* sums) {
     if (rows == MOST)
         return add_groups<F, MOST, COLUMNS, IS_DECODED>(weight, panel, first, last, decoded, x, sums);
-    if constexpr (MOST > 1)
-        add_groups_of_rows<F, MOST - 1, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
+    if constexpr (MOST > LEAST)
+        add_groups_of_rows<F, LEAST, MOST - 1, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
 }
 
-// COLUMNS panels and at most MOST rows, whose sums so far are in `out`.
-template <class F, int MOST, int COLUMNS, bool IS_DECODED>
+// COLUMNS panels and from LEAST to MOST rows, whose sums so far are in `out`.
+template <class F, int LEAST, int MOST, int COLUMNS, bool IS_DECODED>
 static void add_panels(long rows, const Quantized<F>& weight, long panel, long first, long last, const float* decoded,
                        const Inputs& x, float* out) {
     alignas(64) float sums[MOST * COLUMNS * PANEL] = {};
@@ -427,25 +439,30 @@ static void add_panels(long rows, const Quantized<F>& weight, long panel, long f
     const long width = rest < COLUMNS * PANEL ? rest : COLUMNS * PANEL;
     for (long r = 0; r < rows; r++)
         memcpy(sums + r * COLUMNS * PANEL, out + r * weight.num_outputs + column, width * sizeof(float));
-    add_groups_of_rows<F, MOST, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
+    add_groups_of_rows<F, LEAST, MOST, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
     for (long r = 0; r < rows; r++)
         memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
 }
 
-// One panel of more rows, whose codes are decoded once.
+// DECODED_PANELS panels of more than FEW_QUANTIZED_ROWS rows, whose codes are decoded once.
 template <class F, class InputsOf>
-static void add_decoded_panel(long rows, const Quantized<F>& weight, long panel, long first, long last,
-                              InputsOf inputs_of, float* out) {
-    alignas(64) float decoded[DECODED_GROUPS * Quantized<F>::DECODED * PANEL];
-    constexpr long MOST = MOST_QUANTIZED_ROWS;
+static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,
+                               InputsOf inputs_of, float* out) {
+    alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE];
+    constexpr long MOST = MOST_QUANTIZED_ROWS, LEAST = MOST / 2;
     const long num_tiles = (rows + MOST - 1) / MOST;
     for (long group = first; group < last; group += DECODED_GROUPS) {
         const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
-        decode_groups<F>(weight, panel, group, end, decoded);
+        for (int column = 0; column < DECODED_PANELS; column++)
+            decode_groups<F>(weight, panel + column, group, end,
+                             end < last ? weight.codes(panel + column, end)
+                                        : weight.codes(panel + column + DECODED_PANELS, first),
+                             decoded + column * Quantized<F>::DECODED_STRIDE);
         for (long tile = 0, done = 0; tile < num_tiles; tile++) {
             const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
-            add_panels<F, MOST, 1, true>(count, weight, panel, group, end, decoded, inputs_of(done, group - first),
-                                         out + done * weight.num_outputs);
+            add_panels<F, LEAST, MOST, DECODED_PANELS, true>(count, weight, panel, group, end, decoded,
+                                                             inputs_of(done, group - first),
+                                                             out + done * weight.num_outputs);
             done += count;
         }
     }
@@ -457,8 +474,8 @@ template <class F>
 static void multiply_some_rows(const Quantized<F>& weight, const float* bias, const half_t* x, long x_stride, long rows,
                                float* out, long begin, long end) {
     using Q = Quantized<F>;
-    constexpr int WIDE_ROWS = LANES == 16 ? 2 : 1;  // up to which rows go through several panels at a time
-    constexpr int COLUMNS = LANES == 16 ? 4 : 2;
+    // Rows that go through so many panels at a time, and half as many panels with more rows.
+    constexpr int WIDE_ROWS = LANES == 16 ? 4 : 1, COLUMNS = LANES == 16 ? 4 : 2;
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
@@ -479,16 +496,22 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
         };
         const long group = k / GROUP, last_group = (k + count) / GROUP;
         long panel = begin;
-        if (rows > FEW_QUANTIZED_ROWS) {
-            for (; panel < end; panel++) add_decoded_panel<F>(rows, weight, panel, group, last_group, inputs_of, out);
-            continue;
-        }
+        const bool is_few = rows <= FEW_QUANTIZED_ROWS;
+        for (; !is_few && panel + DECODED_PANELS <= end; panel += DECODED_PANELS)
+            add_decoded_panels<F>(rows, weight, panel, group, last_group, inputs_of, out);
         for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
-            add_panels<F, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0),
-                                                     out);
-        for (; panel < end; panel++)
-            add_panels<F, FEW_QUANTIZED_ROWS, 1, false>(rows, weight, panel, group, last_group, nullptr,
+            add_panels<F, 1, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
                                                         inputs_of(0, 0), out);
+        if constexpr (LANES == 16)
+            for (; is_few && rows > WIDE_ROWS && panel + COLUMNS / 2 <= end; panel += COLUMNS / 2)
+                add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, COLUMNS / 2, false>(
+                    rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0), out);
+        for (; panel < end; panel++)
+            for (long done = 0; done < rows; done += FEW_QUANTIZED_ROWS) {
+                const long some = rows - done < FEW_QUANTIZED_ROWS ? rows - done : FEW_QUANTIZED_ROWS;
+                add_panels<F, 1, FEW_QUANTIZED_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
+                                                               inputs_of(done, 0), out + done * weight.num_outputs);
+            }
     }
 }
 

@@ -75,7 +75,7 @@ def test_the_native_forward_gives_the_unpacked_models_logits(
     assert isinstance(model.model.get_input_embeddings().weight, QuantizedParameter)
     native = make_native(model, kept)
     cache = model.make_cache(1)
-    for num_rows in (1, 2, 3, 5, 9, 70):
+    for num_rows in (1, 2, 3, 5, 8, 9, 17, 70):
         tree = chain((PROMPT * 2)[:num_rows])
         cache.length = 0
         own = model.forward(tree, cache, num_rows)
