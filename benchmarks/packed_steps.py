@@ -7,8 +7,8 @@ which is removed at the end with all that was cached for it. --model measures a 
 have the time to load it, the first time and again; by how much the process's own memory grew meanwhile, at most and at
 the end (pages of the file are mapped as well, which the system can take back); the time of steps by their rows; and
 what a step is made of. A step must read each weight but the table of embeddings once:
-its floor is the bytes that these take in the file at the rate with which this machine reads memory. Steps and readings
-of the rate take turns. With --llama-bench, llama.cpp decodes on the same file. Linux only.
+its floor is the bytes that these take in the file at the highest rate with which this machine read memory. Steps and
+readings of the rate take turns. With --llama-bench, llama.cpp decodes on the same file. Linux only.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Loading:
 
 @dataclass
 class Found:
-    """What was measured of one file. file_bytes: its size. step_bytes: that a step reads of it. bytes_per_s: of memory.
-    step_s: by the number of rows, one reading for each forward. llama_s: of a token of llama.cpp.
+    """What was measured of one file. file_bytes: its size. step_bytes: that a step reads of it. bytes_per_s: the
+    highest of memory. step_s: by the number of rows, one reading for each forward. llama_s: of a token of llama.cpp.
     """
 
     file_bytes: int
@@ -186,10 +186,10 @@ def measure_steps(model: CausalModel, found: Found, arguments: argparse.Namespac
     cache = fill_cache(model, arguments.cached, arguments.rows[-1])
     found.step_s = {rows: [] for rows in arguments.rows}
     for _ in progress(range(arguments.rounds), "measuring", unit="round"):
-        rates.append(gauge.read_bytes_per_s())
         for rows in arguments.rows:
+            rates.append(gauge.read_bytes_per_s())
             found.step_s[rows] += time_forwards(model, cache, rows, TIMED)
-    found.bytes_per_s = median(rates)
+    found.bytes_per_s = max(rates)
     found.parts = [measure_parts("native", model, model, cache, make_tree(model, rows)) for rows in arguments.rows]
 
 
@@ -231,8 +231,8 @@ def describe(found: Found, cached: int) -> str:
     )  # fmt: skip
     floor = (
         f"The file has {found.file_bytes / 1e9:.2f} GB, of which a step reads {found.step_bytes / 1e9:.2f}. Memory was "
-        f"read at {found.bytes_per_s / 1e9:.1f} GB/s: the floor is {1000 * found.floor_s:.1f} ms. Steps on {cached} "
-        "cached tokens, with logits for all rows; medians, and shares of the time."
+        f"read at up to {found.bytes_per_s / 1e9:.1f} GB/s: the floor is {1000 * found.floor_s:.1f} ms. Steps on "
+        f"{cached} cached tokens, with logits for all rows; medians, and shares of the time."
     )
     llama = "" if found.llama_s is None else f"\n\nllama.cpp decodes a token in {1000 * found.llama_s:.1f} ms."
     return f"{loads}\n\n{floor}\n\n{steps}{llama}"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, ReaderField
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 MAGIC = b"GGUF"
@@ -19,6 +21,8 @@ VERSIONS = (2, 3)
 # By number of the type of a value: its format in the module struct. Types 8 and 9 are strings and arrays.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+# Beginning of the names of a tokenizer's values, and the only array of these whose length a configuration needs.
+TOKENIZER, TOKENS = "tokenizer.", "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,33 @@ def read_header(file: Path) -> GgufHeader:
                 return _Parser(data).parse()
             except struct.error:
                 raise ValueError(f"it is cut off: its {len(data)} bytes end within the header") from None
+
+
+class BriefReader(GGUFReader):
+    """The package's reader, which passes over strings in arrays and leaves out the arrays of a tokenizer. The tokens
+    are as many zeros.
+    """
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+        if raw_type != ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        at = orig_offs + struct.calcsize("<IQ")
+        kind, length = struct.unpack_from("<IQ", self.data, orig_offs)
+        if kind in SCALARS:
+            values = np.frombuffer(self.data, f"<{SCALARS[kind]}", length, at)
+            kinds = [GGUFValueType.ARRAY, GGUFValueType(kind)]
+            return at + values.nbytes - orig_offs, list(values.reshape(-1, 1)), list(range(length)), kinds
+        if kind != STRING:
+            return super()._get_field_parts(orig_offs, raw_type)
+        for _ in range(length):
+            at += 8 + struct.unpack_from("<Q", self.data, at)[0]
+        zeros = [np.zeros(1, np.uint32)]
+        return at - orig_offs, zeros, [0] * length, [GGUFValueType.ARRAY, GGUFValueType.UINT32]
+
+    def _push_field(self, field: ReaderField, skip_sum: bool = False) -> int:
+        if field.name.startswith(TOKENIZER) and field.name != TOKENS and field.types[:1] == [GGUFValueType.ARRAY]:
+            field.data.clear()
+        return super()._push_field(field, skip_sum)
 
 
 class _Parser:

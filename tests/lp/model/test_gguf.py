@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.integrations import ggml
 
 from lp import Engine
 from lp.model import gguf
 from lp.model.checkpoint_info import read_checkpoint_info
 from lp.model.errors import CheckpointError
+from lp.model.gguf_header import TOKENS, BriefReader
 from lp.platform.disk_cache import VARIABLE
 from tests.gguf_files import write_gguf
 from tests.models import generate_greedily
@@ -106,19 +107,36 @@ def test_a_file_that_was_moved_is_read_where_it_is(file: Path):
     Engine.from_pretrained(str(moved), device="cpu", step_times="off", compile="off")
 
 
-def test_the_package_reads_a_file_once_and_is_as_before_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_configuration_and_tokenizer_are_those_of_transformers(file: Path):
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    known, kept = read_checkpoint_info(str(file)), ("_name_or_path", "dtype")
+    config, expected = known.config.to_dict(), AutoConfig.from_pretrained(**where).to_dict()
+    assert {name: config[name] for name in config if name not in kept} == {
+        name: expected[name] for name in expected if name not in kept
+    }
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    assert known.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert known.tokenizer.added_tokens_decoder == tokenizer.added_tokens_decoder
+    assert known.tokenizer.special_tokens_map == tokenizer.special_tokens_map
+
+
+def test_the_brief_reader_reads_what_a_configuration_needs(file: Path):
     package = pytest.importorskip("gguf")
-    read = []
+    whole, brief = package.GGUFReader(file), BriefReader(file)
+    tokens = whole.fields.pop(TOKENS)
+    assert len(brief.fields.pop(TOKENS).data) == len(tokens.data) > 0
+    assert brief.fields.keys() == whole.fields.keys()
+    for name, field in whole.fields.items():
+        if not (name.startswith("tokenizer.") and isinstance(field.contents(), list)):
+            assert brief.fields[name].contents() == field.contents()
+    assert [tensor.data.tobytes() for tensor in brief.tensors] == [tensor.data.tobytes() for tensor in whole.tensors]
 
-    def reader(path: str):
-        read.append(Path(path))
-        return made(path)
 
-    made, named = package.GGUFReader, package.get_tensor_name_map
-    monkeypatch.setattr(package, "GGUFReader", reader)
+def test_the_package_is_as_before_after_a_file_was_read(file: Path):
+    package = pytest.importorskip("gguf")
+    before = package.GGUFReader, package.get_tensor_name_map
     gguf.checkpoint_folder(str(file))
-    assert read == [file]
-    assert (package.GGUFReader, package.get_tensor_name_map) == (reader, named)
+    assert (package.GGUFReader, package.get_tensor_name_map) == before
 
 
 def test_other_weights_are_unpacked_anew(file: Path, tmp_path: Path):
