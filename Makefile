@@ -82,7 +82,7 @@ test-lowest:  ## Run the quick tests with the lowest versions of torch, Triton a
 test-slow: $(STAMP)  ## Run the long tests, and other combinations of what `make test` checks once
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m "slow and not exhaustive and not interpreted and not cluster and not page" $(ARGS)
 
-test-exhaustive: $(STAMP)  ## Run every combination of what the other targets check in a few (about 20 minutes)
+test-exhaustive: $(STAMP)  ## Run every combination of what the other targets check in a few (about half an hour)
 	@$(TESTS) -n $(WORKERS) --dist worksteal -m exhaustive $(ARGS)
 
 test-kernels: $(STAMP)  ## Run the long tests on an emulated GPU, after a change of lp/model/gpu (about half an hour)

@@ -15,6 +15,7 @@ from benchmarks.families.checkpoints import CONTEXT, FAMILIES, SIZES, make_confi
 from benchmarks.families.processes import ProcessEnded, call_in_processes
 from benchmarks.families.table import KINDS, PAGE, read_results, write_results
 from lp.model.exactness import UnsupportedArchitecture, check_forward
+from tests.slow import exhaustive_except
 
 # Of so many families one is tried; `python -m benchmarks.families` tries all, in half an hour.
 SHARE = 9
@@ -54,8 +55,7 @@ def test_a_family(family: str, decoding: str) -> None:
     assert found.decoding == decoding, found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES[::SHARE])
+@pytest.mark.parametrize("family", exhaustive_except(FAMILIES[::SHARE], *FAMILIES[:: 3 * SHARE]))
 def test_families_do_what_the_page_says(family: str) -> None:
     found, listed = families.try_family(family, 300, is_quick=True), read_results(PAGE)[family]
     assert found.decoding not in ("wrong", "crash"), found

@@ -19,6 +19,7 @@ from lp import Engine
 from tests.docs.links import ROOT
 from tests.launch.commands import environment
 from tests.parallel.ranks import free_port
+from tests.slow import exhaustive_except
 
 MODEL = str(ROOT / "demo" / "python-11m")
 PAGE = ROOT / "docs" / "extend" / "decoding-method.md"
@@ -72,8 +73,7 @@ def run(folder: Path, arguments: list[str], num_ranks: int = 1) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", exhaustive_except([1, 2], 2))
 def test_the_changed_project_decodes_losslessly(num_ranks: int, changed: Path, reference: list[int]) -> None:
     given = [f"model.path={MODEL}", f"prompt={PROMPT}", f"max_new_tokens={NUM_NEW}", "sampling.temperature=0"]
     given += ["decode=repeat", "decode.depth=4", "step_times=off", "format=json", "parallel.threads=1"]

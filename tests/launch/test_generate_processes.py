@@ -33,7 +33,7 @@ def test_torchrun_with_two_ranks_gives_the_same_tokens(main: Main, folder: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_replicas_of_several_ranks_give_the_same_sampled_tokens(main: Main, folder: str, tmp_path: Path) -> None:
     shared = [f"model.path={folder}", "prompt=def f(", "max_new_tokens=20", "format=json", "ignore_eos=true"]
     shared += ["sampling.temperature=0.8", "sampling.seed=4"]

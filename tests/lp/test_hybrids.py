@@ -29,7 +29,7 @@ from lp.tree import TokenTree, TreeBuilder, chain
 from tests.lp.scheduling.test_prefixes import ask
 from tests.lp.test_lossless import GREEDY, METHODS, NUM_TOKENS, SIZES, decode, make_prompt, settings
 from tests.models import HYBRIDS, generate_greedily
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 # A convolution, Gated DeltaNet, and Mamba-2 beside attention.
 QUICK = ("lfm2", "qwen3_next", "bamba")
@@ -68,6 +68,14 @@ def native_engine_of(checkpoint_folder: Callable[[str], Path]) -> EngineOf:
         return Engine.from_pretrained(folder, device="cpu", step_times="off", compile="on")
 
     return engine
+
+
+# By both forwards, those whose layers differ most; the others are made of the same layers.
+IN_BOTH = exhaustive_except(
+    [(name, forward) for name in HYBRIDS for forward in ("eager", "native")],
+    ("lfm2", "native"), ("qwen3_next", "native"), ("bamba", "eager"), ("bamba", "native"), ("falcon_h1", "native"),
+    quick=[("lfm2", "eager")],
+)  # fmt: skip
 
 
 @pytest.fixture(params=["eager", pytest.param("native", marks=pytest.mark.slow)])
@@ -197,7 +205,7 @@ def test_a_path_that_is_not_replayed_natively_is_found(
     assert_another_text(engine, reference_of(architecture))
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
+@pytest.mark.parametrize("architecture", exhaustive_except(HYBRIDS, *QUICK[1:], quick=["lfm2"]))
 def test_sampled_text_is_the_same_with_every_method(architecture: str, engine_of: EngineOf) -> None:
     engine, prompt, sampling = engine_of(architecture), make_prompt(33), Sampling(temperature=0.8, seed=5)
     stopping = Stopping(NUM_TOKENS, ignore_eos=True)
@@ -223,7 +231,7 @@ def serve(engine: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
+@pytest.mark.parametrize(("architecture", "any_engine_of"), IN_BOTH, indirect=["any_engine_of"])
 def test_requests_that_lose_their_memory_yield_the_same(
     architecture: str,
     any_engine_of: EngineOf,
@@ -245,7 +253,7 @@ def test_requests_that_lose_their_memory_yield_the_same(
     assert dropped and not memory.num_used, "else nothing was lost and computed again"
 
 
-@pytest.mark.parametrize("architecture", slow_except(HYBRIDS, "lfm2"))
+@pytest.mark.parametrize(("architecture", "any_engine_of"), IN_BOTH, indirect=["any_engine_of"])
 def test_a_request_that_begins_like_an_earlier_one_yields_the_same(architecture: str, any_engine_of: EngineOf) -> None:
     checkpoint, text = any_engine_of(architecture).checkpoint, make_prompt(300)
     engine = Engine(checkpoint, scheduler=SchedulerSettings(prefix_reuse=PrefixReuse.owner))
@@ -277,9 +285,12 @@ COPY, FIRST_LAYER = SecondModel(weights=Weights.int8), SecondModel(layers=1)
 
 @pytest.mark.parametrize(
     ("architecture", "draft", "mode"),
-    slow_except(
+    exhaustive_except(
         [(name, draft, mode) for name in QUICK for draft in (COPY, FIRST_LAYER) for mode in ("off", "on")],
-        ("qwen3_next", COPY, "off"),
+        *((name, COPY, "on") for name in QUICK),
+        ("bamba", FIRST_LAYER, "off"),
+        ("lfm2", FIRST_LAYER, "on"),
+        quick=[("qwen3_next", COPY, "off")],
     ),
     ids=str,
 )

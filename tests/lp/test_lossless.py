@@ -23,6 +23,8 @@ METHODS = ["auto", "autoregressive", "jacobi", "prompt_lookup", "lookahead"]
 NUM_TOKENS = 32
 # Full attention, sliding windows, and a mixture of experts.
 QUICK = ("llama", "gemma3", "mixtral")
+# Windows, soft-capping, sinks, and positions that are embedded: what the others have is in QUICK.
+OTHER_ATTENTION = ("mistral", "gemma2", "gpt_oss", "gpt2")
 
 
 def settings(method: str, size: tuple[int, int, int]) -> DecodingMethod:
@@ -63,7 +65,10 @@ def test_every_architecture_with_every_method(
                 assert decode(engine, prompt, settings(method, size), NUM_TOKENS) == expected, (length, method, size)
 
 
-@pytest.mark.parametrize("architecture", slow_except([*ARCHITECTURES, *ATTENTION_KINDS], *QUICK))
+@pytest.mark.parametrize(
+    "architecture",
+    exhaustive_except([*ARCHITECTURES, *ATTENTION_KINDS], *OTHER_ATTENTION, *ATTENTION_KINDS, quick=QUICK),
+)
 def test_every_architecture_with_a_wide_window_and_a_long_prompt(
     architecture: str, engine_of: Callable[[str], Engine], reference_of: Callable[[str], PreTrainedModel]
 ) -> None:

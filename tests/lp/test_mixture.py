@@ -10,6 +10,7 @@ import pytest
 from lp import Engine
 from lp.scheduling.kv_budget import KVBudget
 from lp.scheduling.settings import SchedulerSettings
+from tests.lp.test_lossless import OTHER_ATTENTION
 from tests.mixture import check_mixture, make_mixture, run_mixture
 from tests.models import ARCHITECTURES
 from tests.slow import exhaustive_except, slow_except
@@ -39,7 +40,10 @@ def test_a_compiled_forward_serves_a_mixture(checkpoint_folder: Callable[[str], 
     check_mixture(mixture, llama)
 
 
-@pytest.mark.parametrize("architecture", slow_except(sorted(set(ARCHITECTURES) - {"llama"}), "gemma3"))
+@pytest.mark.parametrize(
+    "architecture",
+    exhaustive_except(sorted(set(ARCHITECTURES) - {"llama"}), *OTHER_ATTENTION, "mixtral", quick=["gemma3"]),
+)
 def test_every_architecture_serves_a_mixture(architecture: str, checkpoint_folder: Callable[[str], Path]) -> None:
     alone = Engine.from_pretrained(str(checkpoint_folder(architecture)), device="cpu")
     engine = Engine(alone.checkpoint)

@@ -14,7 +14,7 @@ from benchmarks.projections.rank_cost import cost_of, full_tree
 from parallel.comm.rows import HEADER
 from parallel.runners.partition import partition
 from tests.models import save_checkpoint
-from tests.slow import exhaustive_except, slow_except
+from tests.slow import exhaustive_except
 
 TREE = full_tree(5, 4, 3)
 CONTEXT = 40
@@ -26,8 +26,15 @@ def test_a_full_tree_has_a_row_for_each_cell_and_each_draft_token() -> None:
     assert len(full_tree(1, 2, 1)) == 3
 
 
-@pytest.mark.parametrize("degrees", MODES, ids=str)
-@pytest.mark.parametrize("architecture", slow_except(["llama", "qwen3", "gemma2", "starcoder2"], "gemma2"))
+@pytest.mark.parametrize(
+    ("architecture", "degrees"),
+    exhaustive_except(
+        [(name, degrees) for name in ("llama", "qwen3", "gemma2", "starcoder2") for degrees in MODES],
+        ("llama", {"lp": 2}), ("qwen3", {"lp": 2, "tp": 2}), ("starcoder2", {"tp": 2}), ("starcoder2", {"pp": 2}),
+        quick=[("gemma2", degrees) for degrees in MODES],
+    ),
+    ids=str,
+)  # fmt: skip
 def test_computed_is_measured(
     architecture: str, degrees: dict[str, int], checkpoint_folder: Callable[[str], Path]
 ) -> None:

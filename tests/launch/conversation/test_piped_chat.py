@@ -139,7 +139,7 @@ def test_ranks_that_the_program_starts_answer_the_same(
     assert (code, out) == (0, f"{first}\n{second}\n"), notes
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_of_torchrun_answer_the_same(chat_folder: str, engine: Engine, tmp_path: Path) -> None:
     first, second = answers(engine, "def f(", "and g")
     arguments = [f"model.path={chat_folder}", *QUICK, "max_tokens=12"]

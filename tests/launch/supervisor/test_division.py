@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.faults.rank_server import RankServer, serving
 from benchmarks.faults.requests import KINDS, body
+from tests.slow import exhaustive_except
 
 NUM_REQUESTS, TOKENS = 9, 160
 # What the log says of a divided epoch. The state itself may be over before anybody asks for it.
@@ -70,15 +71,6 @@ def check(found: list[Future[Answer]], alone: list[Answer]) -> None:
 
 
 @pytest.mark.slow
-def test_many_requests_are_divided_and_yield_what_they_yield_alone(two: RankServer, alone: list[Answer]) -> None:
-    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        check(start_all(two, pool), alone)
-        two.wait_until(lambda status: not status.divided, "the ranks share steps again")
-        check(start_all(two, pool), alone)
-    assert two.log.count(DIVIDED) >= 2
-
-
-@pytest.mark.slow
 def test_a_stream_goes_on_while_the_ranks_divide_and_come_together(two: RankServer, alone: list[Answer]) -> None:
     asked = body("greedy", "def number_0(", 6 * TOKENS)
     expected = answer(two, asked)
@@ -105,8 +97,7 @@ def test_what_was_computed_for_a_prompt_is_used_again_when_the_ranks_have_divide
     assert cached(two, [*prompt, 34]) >= 190
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", exhaustive_except([0, 1], 0))
 def test_a_rank_lost_while_each_serves_its_own(two: RankServer, alone: list[Answer], victim: int) -> None:
     two.wait_for_all()
     two.wait_until(lambda status: not status.divided, "the ranks share steps")

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.faults.rank_server import RankServer, serving
 from tests.launch.server.harness import eventually
+from tests.slow import exhaustive_except
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +94,7 @@ def assert_continued(found: list[dict[str, Any]], undisturbed: list[dict[str, An
     assert num_untold > 0 if untold else num_untold == 0
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", exhaustive_except([1, 0], 0))
 def test_a_text_goes_on_without_a_killed_rank(two: RankServer, victim: int) -> None:
     two.wait_for_all()
     undisturbed = chunks(two, max_tokens=TOKENS, decode=LOOKAHEAD)

@@ -18,7 +18,7 @@ from lp.sampling.noise import gumbel
 from lp.sampling.rows import Chooser
 from lp.sampling.sampler import Sampler, choosers_for
 from lp.tree import NOT_A_TOKEN, TokenTree, chain
-from tests.slow import slow_except
+from tests.slow import exhaustive_except
 
 VOCAB_SIZE = 16_000
 NUM_ROWS = 60
@@ -71,9 +71,15 @@ def noisy_scores(sampling: Sampling, logits: Tensor, tree: TokenTree) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("kind", slow_except(LOGITS, "sharp", "flat"))
+@pytest.mark.parametrize(
+    ("temperature", "kind"),
+    exhaustive_except(
+        [(temperature, kind) for temperature in (0.8, 1.0) for kind in LOGITS],
+        (0.8, "coarse"), (0.8, "equal"), (1.0, "sharp"),
+        quick=[(0.8, "sharp"), (0.8, "flat")],
+    ),
+)  # fmt: skip
 @pytest.mark.parametrize("name", TRUNCATIONS)
-@pytest.mark.parametrize("temperature", slow_except([0.8, 1.0], 0.8))
 def test_targets_are_those_of_transformers_warpers(temperature: float, name: str, kind: str) -> None:
     sampling, logits, tree = make_sampling(temperature, **TRUNCATIONS[name]), make_logits(kind), make_tree()
     expected = noisy_scores(sampling, logits, tree)

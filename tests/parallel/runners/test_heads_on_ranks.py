@@ -111,11 +111,11 @@ def expected(llama: Engine, llama_reference: PreTrainedModel) -> list[list[int]]
         (on_replicas, 2, False),
         (on_shards, 2, True),
         (on_stages, 2, True),
-        pytest.param(partial(on_shards, compile=CompileMode.on), 2, True, marks=pytest.mark.slow),
-        pytest.param(partial(on_stages, compile=CompileMode.on), 2, True, marks=pytest.mark.slow),
+        pytest.param(partial(on_shards, compile=CompileMode.on), 2, False, marks=pytest.mark.slow),
+        pytest.param(partial(on_stages, compile=CompileMode.on), 2, False, marks=pytest.mark.slow),
         pytest.param(on_replicas, 3, True, marks=pytest.mark.slow),
-        pytest.param(on_shards, 3, False, marks=pytest.mark.slow),
-        pytest.param(on_stages, 3, False, marks=pytest.mark.slow),
+        pytest.param(on_shards, 3, False, marks=pytest.mark.exhaustive),
+        pytest.param(on_stages, 3, False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_text_is_that_of_one_device(

@@ -22,7 +22,7 @@ from parallel.comm.channel import Channel
 from parallel.mesh import Mesh
 from parallel.runners.lookahead import LookaheadParallel
 from tests.parallel.ranks import run_ranks
-from tests.slow import slow_except
+from tests.slow import exhaustive_except, slow_except
 
 NEW_TOKENS = 40
 PROMPTS = [[5, 9, 5, 9, 5], [(3 + 7 * i) % 41 + 2 for i in range(150)]]
@@ -95,18 +95,17 @@ def test_greedy_tokens_are_those_of_generate(num_ranks: int, checkpoint_folder: 
     assert (autoregressive == (num_ranks - 1) * (NEW_TOKENS - 1)).all(), "every rank computes the prompt"
 
 
-@pytest.mark.slow
-def test_sampled_tokens_are_those_of_one_rank(checkpoint_folder: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("num_ranks", exhaustive_except([2, 4], 4))
+def test_sampled_tokens_are_those_of_one_rank(num_ranks: int, checkpoint_folder: Callable[[str], Path]) -> None:
     folder = str(checkpoint_folder("llama"))
     ((alone, _, _),) = run_ranks(decode_all, 1, folder, SAMPLED)
-    for num_ranks in (2, 4):
-        results = run_ranks(decode_all, num_ranks, folder, SAMPLED, timeout_s=60)
-        assert sum(sum(rests[: len(PROMPTS)]) for _, rests, _ in results) > 0
-        for texts, _, decisions in results:
-            assert decisions == results[0][2]
-            assert [tokens for tokens, _ in texts] == [tokens for tokens, _ in alone]
-            for (_, logprobs), (_, expected) in zip(texts, alone, strict=True):
-                np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+    results = run_ranks(decode_all, num_ranks, folder, SAMPLED, timeout_s=60)
+    assert sum(sum(rests[: len(PROMPTS)]) for _, rests, _ in results) > 0
+    for texts, _, decisions in results:
+        assert decisions == results[0][2]
+        assert [tokens for tokens, _ in texts] == [tokens for tokens, _ in alone]
+        for (_, logprobs), (_, expected) in zip(texts, alone, strict=True):
+            np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
 def random_rests(mesh: Mesh, channel: Channel, folder: str, seed: int) -> tuple[list[int], int]:

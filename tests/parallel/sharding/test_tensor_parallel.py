@@ -125,12 +125,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         (["llama"], 2, 2, "gloo"),
         pytest.param(CORE_ARCHITECTURES, 2, 2, "gloo", marks=pytest.mark.exhaustive),
-        pytest.param(CORE_ARCHITECTURES, 4, 4, "gloo", marks=pytest.mark.slow),
+        pytest.param(CORE_ARCHITECTURES, 4, 4, "gloo", marks=pytest.mark.exhaustive),
+        pytest.param(CORE_ARCHITECTURES[-1:], 4, 4, "gloo", marks=pytest.mark.slow),
         pytest.param(CORE_ARCHITECTURES, 4, 2, "gloo", marks=pytest.mark.exhaustive),  # two replicas of two ranks each
         pytest.param(CORE_ARCHITECTURES[:1], 4, 2, "gloo", marks=pytest.mark.slow),
         pytest.param([*OTHER_ARCHITECTURES, *VARIANTS], 2, 2, "shm", marks=pytest.mark.slow),
     ],
-    ids=["one", "2", "4", "all, 2x2", "2x2", "others"],
+    ids=["one", "2", "all, 4", "4", "all, 2x2", "2x2", "others"],
 )
 def test_text_is_that_of_one_device_with_a_share_of_its_memory(
     names: list[str], num_ranks: int, tp: int, exchange: str, folders: dict[str, Path]
