@@ -78,8 +78,8 @@ class BriefReader(GGUFReader):
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
-        at = orig_offs + struct.calcsize("<IQ")
-        kind, length = struct.unpack_from("<IQ", self.data, orig_offs)
+        at, data = orig_offs + struct.calcsize("<IQ"), self.data.data
+        kind, length = struct.unpack_from("<IQ", data, orig_offs)
         if kind in SCALARS:
             values = np.frombuffer(self.data, f"<{SCALARS[kind]}", length, at)
             kinds = [GGUFValueType.ARRAY, GGUFValueType(kind)]
@@ -87,7 +87,7 @@ class BriefReader(GGUFReader):
         if kind != STRING:
             return super()._get_field_parts(orig_offs, raw_type)
         for _ in range(length):
-            at += 8 + struct.unpack_from("<Q", self.data, at)[0]
+            at += 8 + struct.unpack_from("<Q", data, at)[0]
         zeros = [np.zeros(1, np.uint32)]
         return at - orig_offs, zeros, [0] * length, [GGUFValueType.ARRAY, GGUFValueType.UINT32]
 
