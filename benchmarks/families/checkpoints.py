@@ -169,7 +169,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}, "text_config": _SECTIONS},
     "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},
     "qwen4_exp": {"text_config": _QWEN4},
