@@ -79,15 +79,16 @@ class BriefReader(GGUFReader):
         if raw_type != ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         at = orig_offs + struct.calcsize("<IQ")
-        kind, length = struct.unpack_from("<IQ", self.data, orig_offs)
+        data = self.data.data  # numpy is slow at each small slice
+        kind, length = struct.unpack_from("<IQ", data, orig_offs)
         if kind in SCALARS:
-            values = np.frombuffer(self.data, f"<{SCALARS[kind]}", length, at)
+            values = np.frombuffer(data, f"<{SCALARS[kind]}", length, at)
             kinds = [GGUFValueType.ARRAY, GGUFValueType(kind)]
             return at + values.nbytes - orig_offs, list(values.reshape(-1, 1)), list(range(length)), kinds
         if kind != STRING:
             return super()._get_field_parts(orig_offs, raw_type)
         for _ in range(length):
-            at += 8 + struct.unpack_from("<Q", self.data, at)[0]
+            at += 8 + struct.unpack_from("<Q", data, at)[0]
         zeros = [np.zeros(1, np.uint32)]
         return at - orig_offs, zeros, [0] * length, [GGUFValueType.ARRAY, GGUFValueType.UINT32]
 
