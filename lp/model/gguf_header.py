@@ -78,10 +78,11 @@ class BriefReader(GGUFReader):
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
-        at, data = orig_offs + struct.calcsize("<IQ"), self.data.data
+        at = orig_offs + struct.calcsize("<IQ")
+        data = self.data.data  # numpy is slow at each small slice
         kind, length = struct.unpack_from("<IQ", data, orig_offs)
         if kind in SCALARS:
-            values = np.frombuffer(self.data, f"<{SCALARS[kind]}", length, at)
+            values = np.frombuffer(data, f"<{SCALARS[kind]}", length, at)
             kinds = [GGUFValueType.ARRAY, GGUFValueType(kind)]
             return at + values.nbytes - orig_offs, list(values.reshape(-1, 1)), list(range(length)), kinds
         if kind != STRING:
