@@ -38,7 +38,7 @@ _GPT = _decoder("transformer.wte", "transformer.h", "transformer.ln_f")
 _LLAMA = _decoder("model.embed_tokens", "model.layers", "model.norm")
 _LLAMA_LIKE = (
     "bitnet granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_dense hunyuan_v1_moe jetmoe "
-    "olmoe phimoe stablelm"
+    "llama4_text nemotron olmoe phimoe stablelm"
 )
 # By model type. Names of modules, and what each is given.
 PIPELINE: dict[str, dict[str, list[str]]] = {

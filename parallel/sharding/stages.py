@@ -170,10 +170,10 @@ class PlaceholderEmbedding(nn.Module):
     def __init__(self, hidden_size: int, dtype: torch.dtype):
         super().__init__()
         table = torch.randn(_NUM_PLACEHOLDERS, hidden_size, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("table", (_PLACEHOLDER_SCALE * table).to(dtype), persistent=False)
+        self.register_buffer("weight", (_PLACEHOLDER_SCALE * table).to(dtype), persistent=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return nn.functional.embedding(input_ids % _NUM_PLACEHOLDERS, self.get_buffer("table"))
+        return nn.functional.embedding(input_ids % _NUM_PLACEHOLDERS, self.get_buffer("weight"))
 
 
 @dataclass(frozen=True)
