@@ -50,7 +50,7 @@ def _load_values(
     """
     at = n[:, None] * 32 + tl.arange(0, 32)[None, :]
     size = tl.cast(plane_stride, tl.int64) * 32
-    ones = tl.full(at.shape, 1.0, NUMBER)
+    ones = tl.full(at.shape, 1.0, tl.float32).to(NUMBER)
     if BITS == 8:
         is_there = is_output
         if MAY_BE_ODD:
