@@ -15,7 +15,7 @@ HALVES = (0x4140, 0x4342)
 
 @triton.constexpr_function
 def decode_pairs(bits: int, zero: float, is_bfloat16: bool, place: int) -> str:
-    """Of codes of 4 to 6 bits: two outputs of four numbers each, for the lower and the upper halves of four bytes.
+    """Decodes codes of 4 to 6 bits: gives four numbers for the lower halves of four bytes, and four for the upper ones.
 
     place: which bits of four further bytes are upper bits, for codes of 5 and 6 bits.
     """
@@ -44,7 +44,7 @@ def decode_pairs(bits: int, zero: float, is_bfloat16: bool, place: int) -> str:
 
 @triton.constexpr_function
 def decode_bytes(zero: float, is_bfloat16: bool) -> str:
-    """Of codes of 8 bits: one output of four numbers."""
+    """Decodes four codes of 8 bits."""
     lines = [".reg .b32 power;", ".reg .f32 n0, n1, n2, n3;", "mov.b32 power, 0x4B000000;"]
     for place in range(4):
         lines.append("{ .reg .b32 number;")
@@ -59,6 +59,6 @@ def decode_bytes(zero: float, is_bfloat16: bool) -> str:
 
 @triton.constexpr_function
 def write_ones(is_bfloat16: bool) -> str:
-    """One output of four ones, for any four bytes."""
+    """Gives four ones for any four bytes."""
     one = 0x3F803F80 if is_bfloat16 else 0x3C003C00
     return f"mov.b32 $0, {one:#x}; mov.b32 $1, {one:#x};"

@@ -138,11 +138,11 @@ def _load_scales(
     if SPAN == 1 and not HALF.is_fp32():
         words = tl.load(scales + block * plane_stride + n, mask=is_output, other=0)
         return _half(words, HALF), _half(words >> 16, HALF)
-    elif SPAN == 0:
-        both = _load_scale(scales, n, is_output, 0, plane_stride, HALF)
-        return both, both
     elif SPAN % 2 == 0:
-        both = _load_scale(scales, n, is_output, block * 2 // SPAN, plane_stride, HALF)
+        span = 0
+        if SPAN > 0:
+            span = block * 2 // SPAN
+        both = _load_scale(scales, n, is_output, span, plane_stride, HALF)
         return both, both
     else:
         is_there = is_output & (block * 2 + 1 < num_groups)
@@ -202,6 +202,13 @@ def _scaled(values, first, last, minimum, STEP_GROUP: tl.constexpr, HAS_MINIMA: 
 
 
 @triton.jit
+def _add_scaled(sums, values, rows, is_there, scale):
+    """Adds the products of values [n, 32] with the inputs that are there, scaled by `scale` [n], to `sums`."""
+    of_rows = tl.load(rows, mask=is_there, other=0.0)
+    return sums + tl.dot(values, tl.trans(of_rows)) * scale[:, None]
+
+
+@triton.jit
 def _add_block(
     sums, rows, is_row, codes, upper, scales, minima, steps, codebook, n, is_output, block, place, num_groups,
     plane_stride, MAY_BE_ODD: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
@@ -237,14 +244,10 @@ def _add_block(
         sums = tl.dot(numbers, tl.trans(of_rows), sums, input_precision="ieee")
     elif STEP_GROUP == 16:
         is_first, is_last = (k < 16)[None, :], (k >= 16)[None, :]
-        of_rows = tl.load(rows, mask=is_row[:, None] & is_first, other=0.0)
-        sums += tl.dot(values0, tl.trans(of_rows)) * first0[:, None]
-        of_rows = tl.load(rows, mask=is_row[:, None] & is_last, other=0.0)
-        sums += tl.dot(values0, tl.trans(of_rows)) * last0[:, None]
-        of_rows = tl.load(rows + 32, mask=is_number[:, None] & is_first, other=0.0)
-        sums += tl.dot(values1, tl.trans(of_rows)) * first1[:, None]
-        of_rows = tl.load(rows + 32, mask=is_number[:, None] & is_last, other=0.0)
-        sums += tl.dot(values1, tl.trans(of_rows)) * last1[:, None]
+        sums = _add_scaled(sums, values0, rows, is_row[:, None] & is_first, first0)
+        sums = _add_scaled(sums, values0, rows, is_row[:, None] & is_last, last0)
+        sums = _add_scaled(sums, values1, rows + 32, is_number[:, None] & is_first, first1)
+        sums = _add_scaled(sums, values1, rows + 32, is_number[:, None] & is_last, last1)
     else:
         of_rows = tl.trans(tl.load(rows, mask=is_row[:, None], other=0.0))
         sums += tl.dot(values0, of_rows) * first0[:, None]
@@ -254,6 +257,33 @@ def _add_block(
         sums += tl.dot(values1, of_rows) * first1[:, None]
         if HAS_MINIMA:
             sums -= tl.dot(ones, of_rows) * minimum1[:, None]
+    return sums
+
+
+@triton.jit
+def _multiply_blocks(
+    rows, is_row, codes, upper, scales, minima, steps, codebook, n, is_output, begin, end, num_groups, plane_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MAY_BE_ODD: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    ZERO: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr, HAS_ASSEMBLY: tl.constexpr,
+    SCALES_SUMS: tl.constexpr, SPAN: tl.constexpr, HALF: tl.constexpr, STEP_GROUP: tl.constexpr,
+    IS_SIGNED: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_MINIMUM_STEPS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Returns the sums [n, M] of the products of the blocks [begin, end), UNROLL of them in a turn.
+
+    MAY_BE_ODD: whether the last turn may have fewer blocks, or the last block one group of inputs.
+    """
+    sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
+    for first in range(begin, end, UNROLL):
+        for place in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+            block = first + place
+            is_there, is_number = is_output, is_row
+            if MAY_BE_ODD and place > 0:
+                is_there, is_number = is_there & (block * 2 < num_groups), is_number & (block * 2 < num_groups)
+            sums = _add_block(
+                sums, rows, is_number, codes, upper, scales, minima, steps, codebook, n, is_there, block, place,
+                num_groups, plane_stride, MAY_BE_ODD, BITS, KIND, ZERO, FACTOR, SHIFT, HAS_ASSEMBLY, SCALES_SUMS, SPAN,
+                HALF, STEP_GROUP, IS_SIGNED, HAS_MINIMA, HAS_MINIMUM_STEPS,
+            )  # fmt: skip
     return sums
 
 
@@ -268,9 +298,8 @@ def multiply_packed(
 ):  # fmt: skip
     """Programs [tiles of outputs, tiles of rows, S]. out [R, N] = x [R, K] times a packed weight + bias.
 
-    num_blocks: of 64 inputs that a program has, a multiple of UNROLL, the blocks of one turn of its loop. MAY_BE_ODD:
-    whether the last turn may have fewer, or the last block one group of inputs. The other arguments are as in
-    multiply_in_splits and _add_block. The weight is the left factor, and rows are the right one, so that the same
+    num_blocks: of 64 inputs that a program has, a multiple of UNROLL. The other arguments are as in multiply_in_splits,
+    _multiply_blocks and _add_block. The weight is the left factor, and rows are the right one, so that the same
     instructions multiply them for any number of rows; sums go from the first input of a share to its last, and from the
     first share to the last.
     """
@@ -279,18 +308,12 @@ def multiply_packed(
     is_row, is_output = m < num_rows, n < num_outputs
     num_groups = num_inputs // 32
     rows = x + m[:, None].to(tl.int64) * row_stride
-    sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
-    for begin in range(split * num_blocks, tl.minimum((split + 1) * num_blocks, (num_groups + 1) // 2), UNROLL):
-        for place in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
-            block = begin + place
-            is_there, is_number = is_output, is_row
-            if MAY_BE_ODD and place > 0:
-                is_there, is_number = is_there & (block * 2 < num_groups), is_number & (block * 2 < num_groups)
-            sums = _add_block(
-                sums, rows, is_number, codes, upper, scales, minima, steps, codebook, n, is_there, block, place,
-                num_groups, plane_stride, MAY_BE_ODD, BITS, KIND, ZERO, FACTOR, SHIFT, HAS_ASSEMBLY, SCALES_SUMS, SPAN,
-                HALF, STEP_GROUP, IS_SIGNED, HAS_MINIMA, HAS_MINIMUM_STEPS,
-            )  # fmt: skip
+    sums = _multiply_blocks(
+        rows, is_row, codes, upper, scales, minima, steps, codebook, n, is_output, split * num_blocks,
+        tl.minimum((split + 1) * num_blocks, (num_groups + 1) // 2), num_groups, plane_stride, BLOCK_M, BLOCK_N,
+        MAY_BE_ODD, BITS, KIND, ZERO, FACTOR, SHIFT, HAS_ASSEMBLY, SCALES_SUMS, SPAN, HALF, STEP_GROUP, IS_SIGNED,
+        HAS_MINIMA, HAS_MINIMUM_STEPS, UNROLL,
+    )  # fmt: skip
     is_last = True
     if num_splits > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + column
@@ -321,7 +344,7 @@ def multiply_packed_experts(
     IS_SIGNED: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_MINIMUM_STEPS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """As multiply_experts in expert_kernels.py, with a packed weight of all experts, whose outputs [E * N] lie one
-    expert's behind the other's. UNROLL: as in multiply_packed.
+    expert's behind the other's. UNROLL: as in _multiply_blocks.
     """
     tile = tl.program_id(0)
     expert = tl.load(expert_of + tile)
@@ -330,19 +353,12 @@ def multiply_packed_experts(
         own = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output, n = own < N, expert * N + own
         rows = x + ((pair // C) * row_stride + (pair % C) * choice_stride)[:, None]
-        sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
         may_be_odd: tl.constexpr = K % (64 * UNROLL) != 0
-        for begin in range(0, (K // 32 + 1) // 2, UNROLL):
-            for place in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
-                block = begin + place
-                is_there, is_number = is_output, is_pair
-                if may_be_odd and place > 0:
-                    is_there, is_number = is_there & (block * 2 < K // 32), is_number & (block * 2 < K // 32)
-                sums = _add_block(
-                    sums, rows, is_number, codes, upper, scales, minima, steps, codebook, n, is_there, block, place,
-                    K // 32, plane_stride, may_be_odd, BITS, KIND, ZERO, FACTOR, SHIFT, HAS_ASSEMBLY, SCALES_SUMS, SPAN,
-                    HALF, STEP_GROUP, IS_SIGNED, HAS_MINIMA, HAS_MINIMUM_STEPS,
-                )  # fmt: skip
+        sums = _multiply_blocks(
+            rows, is_pair, codes, upper, scales, minima, steps, codebook, n, is_output, 0, (K // 32 + 1) // 2, K // 32,
+            plane_stride, BLOCK_M, BLOCK_N, may_be_odd, BITS, KIND, ZERO, FACTOR, SHIFT, HAS_ASSEMBLY, SCALES_SUMS,
+            SPAN, HALF, STEP_GROUP, IS_SIGNED, HAS_MINIMA, HAS_MINIMUM_STEPS, UNROLL,
+        )  # fmt: skip
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
         tl.store(out + pair[None, :] * N + own[:, None], sums, mask=is_pair[None, :] & is_output[:, None])

@@ -3,7 +3,7 @@
 A plane lies block of 64 inputs by block of inputs, so that a program that multiplies some outputs reads one piece of
 memory after the other. Codes of 4 bits share a byte with those of the inputs 32 further on; codes of 5 and 6 bits have
 their upper bits in further bytes, of 8 and 4 groups of 32 inputs each. What groups share lies in words of 4 bytes, the
-least that a GPU copies to its shared memory by itself. Knows nothing of the kernels.
+least that a GPU copies to its shared memory in the background. This module does not depend on the kernels.
 
 N outputs, K inputs, S inputs that share a scale, G inputs that share a step
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lp.model.quantization.joined import QuantizedExperts
-from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
+from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat, as_float, dequantize
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ def _write(packed: PackedWeight, numbers: Numbers) -> None:
     else:
         pairs = _in_groups(codes & 15, len(planes.codes) * 2).view(len(codes), -1, 2, GROUP)
         planes.codes.copy_((pairs[:, :, 0] | pairs[:, :, 1] << 4).transpose(0, 1))
-    planes.scales.copy_(_shared_plane(numbers.scales.to(device), packed.format))
+    planes.scales.copy_(_shared_plane(numbers.scales, packed.format))
     if planes.minima is not None and planes.minima is not planes.scales and numbers.minima is not None:
-        planes.minima.copy_(_shared_plane(numbers.minima.to(device), packed.format))
+        planes.minima.copy_(_shared_plane(numbers.minima, packed.format))
     if planes.steps is not None:
         parts = [
             pad(own.to(device).view(torch.uint8), (0, -own.shape[1] % of_block)).view(len(own), -1, of_block)
@@ -218,10 +218,7 @@ def _write(packed: PackedWeight, numbers: Numbers) -> None:
 
 def _shared_plane(scales: Tensor, format: WeightFormat) -> Tensor:
     """The plane of scales or minima [N, K / S]."""
-    if format.scale == torch.uint8:
-        exponents = scales.int()
-        scales = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
-    stored = scales.to(stored_scale(format))
+    stored = as_float(scales).to(stored_scale(format))
     return stored.t() if stored.dtype == torch.float32 else _words(stored)
 
 
