@@ -40,7 +40,7 @@ class Arena:
 
     def __init__(self, num_bytes: int):
         """num_bytes: the sum of `space` of all that will be taken."""
-        self._memory = mmap.mmap(-1, max(num_bytes, 1) + mmap.PAGESIZE)
+        self._memory = mmap.mmap(-1, max(num_bytes, 1) + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)

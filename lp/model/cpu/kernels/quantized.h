@@ -25,10 +25,12 @@
 #define FEW_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 4 : 2)
 #define MOST_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 6 : 4)
 #define DECODED_PANELS (LANES == 16 ? 2 : 1)
-// Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together.
+// Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together; how many
+// groups ahead codes are fetched.
 #define QUANTIZED_ROWS_AT_ONCE 64
 #define MOST_PREPARED (1 << 15)
 #define DECODED_GROUPS 8
+#define GROUPS_AHEAD 8
 
 // Pairs of bfloat16 are multiplied and added by one instruction.
 #if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -369,11 +371,15 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
     const uint8_t* scales = weight.scales(panel, first / weight.span_groups);
     long left = weight.span_groups - first % weight.span_groups;  // groups that share these scales
     for (long group = first; group < last; group++) {
-        if constexpr (!IS_DECODED)
+        if constexpr (!IS_DECODED) {
+            // Behind the last group, the next panels begin.
+            const bool is_next = group + GROUPS_AHEAD >= last;
+            const long jump = GROUPS_AHEAD - (is_next ? last - first : 0), panels = is_next ? COLUMNS : 0;
+            const uint8_t* ahead = codes + jump * Q::GROUP_BYTES + panels * code_stride;
 #pragma GCC unroll 16
             for (int line = 0; line < COLUMNS * Q::BITS; line++)
-                __builtin_prefetch(codes + line % COLUMNS * code_stride + 8 * Q::GROUP_BYTES + line / COLUMNS * 64, 0,
-                                   2);
+                __builtin_prefetch(ahead + line % COLUMNS * code_stride + line / COLUMNS * 64, 0, 3);
+        }
 #pragma GCC unroll 2
         for (int p = 0; p < Q::PARTS; p++) {
             Vector part[ROWS][WIDTH] = {};
