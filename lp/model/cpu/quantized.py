@@ -33,10 +33,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
     """The lines of a format's struct."""
     low, high = (8, 0) if format.bits == 8 else (4, format.bits - 4)
     values = format.codebook or ()
-    words = [value - format.zero if format.codebook is None else values[value] for value in range(16)]
-    upper = [16 * (value % (1 << (high or 4))) for value in range(16)]
-    if low == 8:
-        words, upper = list(range(16)), [value - format.zero for value in upper]
+    words = values or [value - format.zero for value in range(1 << format.bits)]
     return [
         "namespace {  // of this library alone: others of the process have formats of the same names",
         f"struct {name} {{",
@@ -47,8 +44,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         f"    static constexpr bool HAS_MINIMA = {_bool(format.has_minima)};",
         f"    static constexpr bool HAS_MINIMUM_STEPS = {_bool(format.has_minimum_steps)};",
         f"    alignas(64) static constexpr float CODEBOOK[] = {{{', '.join(map(_float, values or (0.0,)))}}};",
-        f"    alignas(64) static constexpr uint16_t LOW_WORDS[] = {{{_table(words)}}};",
-        f"    alignas(64) static constexpr uint16_t UPPER_WORDS[] = {{{_table(upper)}}};",
+        f"    alignas(64) static constexpr uint16_t WORDS[] = {{{_table(words) if low < 8 else 0}}};",
         "};",
         "}  // namespace",
     ]
@@ -131,6 +127,6 @@ def _float(value: float) -> str:
 
 
 def _table(values: Sequence[float]) -> str:
-    """bfloat16 values, whose number is a power of two, as often as they fit a table."""
+    """bfloat16 values, whose number is a power of two, as often as they fit a table; at least once."""
     words = torch.tensor([*values]).bfloat16().view(torch.int16).int() & 0xFFFF
-    return ", ".join(map(str, words.repeat(TABLE // len(values)).tolist()))
+    return ", ".join(map(str, words.repeat(max(1, TABLE // len(values))).tolist()))

@@ -4,9 +4,9 @@
 // format. Codes are packed in panels of PANEL outputs. The 32 inputs of a group follow one another, and each of its
 // cache lines has four bytes of each output. Codes of 4 and 8 bits fill the four bytes; inputs 2i are in the lower half
 // and inputs 2i + 1 in the upper one. Of 5 and 6 bits, as many whole codes follow one another as fit, and what is left
-// of the lines of a step has the bits of its last codes. Where pairs are multiplied, codes of all sizes fill the lines:
-// first those with their LOW bits, then those with the HIGH bits above them. Behind the codes of all panels lie, panel
-// by panel, scales and minima, and then steps.
+// of the lines of a step has the bits of its last codes. Where pairs are multiplied, codes of up to 6 bits fill the
+// lines: first those with their LOW bits, then those with the HIGH bits above them; signed codes of 8 bits lie input by
+// input. Behind the codes of all panels lie, panel by panel, scales and minima, and then steps.
 //
 // Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
 // the row's. For few rows they are decoded in registers, for more rows once into the first cache. Every sum is of the
@@ -31,6 +31,7 @@
 #define MOST_PREPARED (1 << 15)
 #define DECODED_GROUPS 8
 #define GROUPS_AHEAD 8
+#define SIGN 128  // a signed code of 8 bits is that of the format less this
 
 // Pairs of bfloat16 are multiplied and added by one instruction.
 #if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -54,6 +55,7 @@ struct Quantized {
     static constexpr int PARTS = GROUP / F::STEP_GROUP;  // of a group, each with a step of its own
     static constexpr bool IS_LINEAR = F::NUM_VALUES == 0;  // the value of a code is the code less ZERO
     static constexpr bool BY_PAIRS = HAS_PAIRS && F::NUM_VALUES <= 16;
+    static constexpr bool BY_BYTES = BY_PAIRS && F::LOW == 8;
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMA || (IS_LINEAR && F::ZERO != 0 && !BY_PAIRS);
     static constexpr long GROUP_BYTES = (F::LOW + F::HIGH) * PANEL * 4;
     static constexpr long SCALE_BYTES = F::SCALES == HALVES ? 2 : F::SCALES == FLOATS ? 4 : 1;
@@ -67,7 +69,7 @@ struct Quantized {
     static constexpr int LINES = F::STEP_GROUP * BITS / 32, REST = IS_WHOLE ? F::STEP_GROUP - LINES * IN_LINE : 0;
     static_assert(!IS_WHOLE || REST * BITS == LINES * LEFT, "the last codes take all bits that are left");
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
-    static constexpr long DECODED = BY_PAIRS ? GROUP / 2 * (F::HIGH || F::LOW == 8 ? 2 : 1) : GROUP;
+    static constexpr long DECODED = BY_PAIRS ? GROUP / 2 : GROUP;
     // From one decoded panel to the next one.
     static constexpr long DECODED_STRIDE = DECODED_GROUPS * DECODED * PANEL;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
@@ -271,37 +273,79 @@ __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes
 }
 
 #if HAS_PAIRS
-// The same for pairs of inputs. Values are found in a table of 32, by the lower bits of each half of four bytes; those of
-// codes of 8 bits are the sum of two, which use(pair, values) is given one after the other.
-template <class F, int BITS, int COLUMNS, class Use>
+// The values of the codes of 8 bits of two inputs, which are whole numbers of up to 8 bits: bfloat16 has all of them.
+template <class F>
+static inline Words values_of_bytes(const uint8_t* codes) {
+    const auto values = [&](int input) __attribute__((always_inline)) {
+        const Vector less = __builtin_convertvector(widen(codes + input * PANEL, true), Vector);
+        return (Codes)(F::ZERO == SIGN ? less : less + (SIGN - F::ZERO));
+    };
+    return (Words)(values(0) >> 16 | (values(1) & 0xFFFF0000u));
+}
+
+// The values of codes of up to 6 bits, which are the lowest ones of each half of four bytes.
+template <class F>
+static inline Words values_of(Words codes) {
+    const __m512i lower = _mm512_load_si512(F::WORDS);
+    if constexpr (F::HIGH < 2) return (Words)_mm512_permutexvar_epi16((__m512i)codes, lower);
+    return (Words)_mm512_permutex2var_epi16(lower, (__m512i)codes, _mm512_load_si512(F::WORDS + 32));
+}
+
+// Calls use(pair, values) for the pairs of a group's inputs that share a step, in their order.
+template <class F, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* codes, long panel_stride, int first,
-                                                               const uint16_t* table, Use use) {
-    constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
-    const Words low = *(const Words*)table, upper = *(const Words*)F::UPPER_WORDS;
-#pragma GCC unroll 1
-    for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
-        Words words[WIDTH];
-#pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++)
-            words[v] = *(const Words*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
-#pragma GCC unroll 32
-        for (int i = 0; i < 16 / (BITS < 4 ? BITS : 4); i++) {
+                                                               Use use) {
+    constexpr int WIDTH = COLUMNS * VECTORS;
+    if constexpr (F::LOW == 8) {
+#pragma GCC unroll 2
+        for (int pair = first / 2; pair < (first + F::STEP_GROUP) / 2; pair++) {
             Words values[WIDTH];
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++)
-                values[v] = (Words)_mm512_permutexvar_epi16((__m512i)(words[v] >> (BITS < 4 ? BITS : 4) * i),
-                                                            (__m512i)(BITS == 8 && i % 2 ? upper : low));
-            use(line * IN_LINE / 2 + (BITS == 8 ? i / 2 : i), values);
+                values[v] = values_of_bytes<F>(codes + v * panel_stride + 2 * pair * PANEL);
+            use(pair, values);
+        }
+        return;
+    }
+    constexpr int PAIRS = 4, IN_LINE = 2 * PAIRS, HIGH = F::HIGH ? F::HIGH : 1;
+    constexpr int PAIRS_ABOVE = 16 / HIGH;  // pairs whose upper bits share a line
+    const auto load_line = [&](int v, int line) __attribute__((always_inline)) {
+        return *(const Codes*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
+    };
+#pragma GCC unroll 1
+    for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
+        const int pair = line * PAIRS;
+        Words words[WIDTH], above[WIDTH];
+#pragma GCC unroll 8
+        for (int v = 0; v < WIDTH; v++) {
+            words[v] = (Words)load_line(v, line);
+            if constexpr (F::HIGH > 0)
+                above[v] = (Words)load_line(v, F::LOW + pair / PAIRS_ABOVE) >> pair % PAIRS_ABOVE * HIGH;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < PAIRS; i++) {
+            Words values[WIDTH];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) {
+                Words code = words[v] >> 4 * i;
+                if constexpr (F::HIGH > 0) {
+                    const int left = 4 - i * HIGH;
+                    const Words upper = left < 0 ? above[v] >> -left : above[v] << left;
+                    const __m512i lowest = _mm512_set1_epi16(15);  // where a bit is 1, that of `code` is taken
+                    code = (Words)_mm512_ternarylogic_epi32(lowest, (__m512i)code, (__m512i)upper, 0xCA);
+                }
+                values[v] = values_of<F>(code);
+            }
+            use(pair + i, values);
         }
     }
 }
 
-template <class F, int BITS, int ROWS, int COLUMNS, bool IS_DECODED>
+template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes, long panel_stride,
                                                             const float* decoded, const half_t* inputs, long stride,
-                                                            int first, const uint16_t* table,
-                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
-    constexpr int WIDTH = COLUMNS * VECTORS, AGAIN = BITS == 8 ? 2 : 1;
+                                                            int first, Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+    constexpr int WIDTH = COLUMNS * VECTORS;
     const auto add = [&](int pair, const Words(&values)[WIDTH]) __attribute__((always_inline)) {
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
@@ -315,15 +359,15 @@ __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes
     };
     if constexpr (IS_DECODED) {
 #pragma GCC unroll 4
-        for (int n = first / 2 * AGAIN; n < (first + F::STEP_GROUP) / 2 * AGAIN; n++) {
+        for (int pair = first / 2; pair < (first + F::STEP_GROUP) / 2; pair++) {
             Words values[WIDTH];
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++)
-                values[v] = *(const Words*)(decoded + v * Quantized<F>::DECODED_STRIDE + n * PANEL);
-            add(n / AGAIN, values);
+                values[v] = *(const Words*)(decoded + v * Quantized<F>::DECODED_STRIDE + pair * PANEL);
+            add(pair, values);
         }
     } else {
-        decode_pairs<F, BITS, COLUMNS>(codes, panel_stride, first, table, add);
+        decode_pairs<F, COLUMNS>(codes, panel_stride, first, add);
     }
 }
 #endif
@@ -340,14 +384,9 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
         for (int line = 0; line < Q::GROUP_BYTES / 64; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
         for (int at = 0; at < GROUP; at += F::STEP_GROUP) {
 #if HAS_PAIRS
-            if constexpr (Q::BY_PAIRS) {
-                Words* to = (Words*)out + at / 2 * (F::LOW == 8 ? 2 : 1);
-                decode_pairs<F, F::LOW, 1>(codes, 0, at, F::LOW_WORDS, [&](int, const Words(&v)[1]) { *to++ = v[0]; });
-                to = (Words*)(out + GROUP / 2 * PANEL) + at / 2;
-                if constexpr (F::HIGH > 0)
-                    decode_pairs<F, F::HIGH, 1>(codes + F::LOW * PANEL * 4, 0, at, F::UPPER_WORDS,
-                                                [&](int, const Words(&v)[1]) { *to++ = v[0]; });
-            }
+            if constexpr (Q::BY_PAIRS)
+                decode_pairs<F, 1>(codes, 0, at,
+                                   [out](int pair, const Words(&values)[1]) { *(Words*)(out + pair * PANEL) = values[0]; });
 #endif
             if constexpr (!Q::BY_PAIRS)
                 decode_codes<F, 1>(codes, 0, at, [out](int k, const Vector(&values)[VECTORS]) {
@@ -385,14 +424,8 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             Vector part[ROWS][WIDTH] = {};
             const int at = p * F::STEP_GROUP;
 #if HAS_PAIRS
-            if constexpr (Q::BY_PAIRS) {
-                add_pairs<F, F::LOW, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.halves, x.halves_stride,
-                                                                at, F::LOW_WORDS, part);
-                if constexpr (F::HIGH > 0)
-                    add_pairs<F, F::HIGH, ROWS, COLUMNS, IS_DECODED>(codes + F::LOW * PANEL * 4, code_stride,
-                                                                     decoded + GROUP / 2 * PANEL, x.halves,
-                                                                     x.halves_stride, at, F::UPPER_WORDS, part);
-            }
+            if constexpr (Q::BY_PAIRS)
+                add_pairs<F, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.halves, x.halves_stride, at, part);
 #endif
             if constexpr (!Q::BY_PAIRS)
                 add_codes<F, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.numbers, x.stride, at, part);
@@ -594,10 +627,14 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
         for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, table.codes(panel, group) + (n * PANEL + lane) * 4, 4);
         for (int k = 0; k < GROUP; k++) {
             uint32_t code = 0;
-            for (int bit = 0; bit < Q::BITS;) {
-                const CodeBits some = bits_of<F>(k, bit);
-                code |= (lines[some.line] >> some.first & ((1u << some.count) - 1)) << bit;
-                bit += some.count;
+            if constexpr (Q::BY_BYTES) {
+                code = table.codes(panel, group)[k * PANEL + lane] ^ SIGN;
+            } else {
+                for (int bit = 0; bit < Q::BITS;) {
+                    const CodeBits some = bits_of<F>(k, bit);
+                    code |= (lines[some.line] >> some.first & ((1u << some.count) - 1)) << bit;
+                    bit += some.count;
+                }
             }
             float own = own_scale;
             if constexpr (F::STEPS == UNSIGNED_STEPS) own *= (float)steps[k / F::STEP_GROUP * PANEL + lane];
@@ -620,6 +657,10 @@ static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, u
         for (long group = 0; group < num_inputs / GROUP; group++, out += Q::GROUP_BYTES)
             for (int lane = 0; lane < PANEL; lane++) {
                 const uint8_t* from = codes + (panel * PANEL + lane) * num_inputs + group * GROUP;
+                if constexpr (Q::BY_BYTES) {
+                    for (int k = 0; k < GROUP; k++) out[k * PANEL + lane] = from[k] ^ SIGN;
+                    continue;
+                }
                 uint32_t lines[Q::BITS] = {};
                 for (int k = 0; k < GROUP; k++)
                     for (int bit = 0; bit < Q::BITS;) {
