@@ -1,8 +1,8 @@
 """Finds the best tokens of each row of scores in one pass over them.
 
-On a CPU the pass takes maxima of blocks and runs at the speed of memory, unlike arg max and top-k over a whole
-vocabulary. Only the few blocks with the highest maxima are then searched. On a GPU these two are as fast, and fewer
-kernels. Knows nothing of what scores mean.
+On a CPU, torch's arg max and top-k are slower than memory. The library finds a few best tokens at the speed of memory
+(lp/platform/csrc/best.h); many are searched in the blocks with the highest maxima. On a GPU arg max and top-k are as
+fast, and fewer kernels.
 
     R rows, V vocabulary, K or N best tokens
 """
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The number of neighbouring tokens in a block.
-BLOCK = 128
-# The number of tokens in a block where many blocks are searched. They lie apart, so that taking maxima vectorises.
+from lp.platform.library import library
+
+# The number of tokens in a block of `top_tokens`. They lie apart, so that taking maxima vectorises.
 STRIDED_BLOCK = 16
 
 
@@ -47,35 +47,22 @@ class TopTokens(NamedTuple):
 def best_tokens(scores_RV: Tensor, num_tokens: int = 1) -> Best:
     """The K = num_tokens best tokens of each row, K <= V."""
     num_rows, vocab_size = scores_RV.shape
-    num_blocks = vocab_size // BLOCK
-    if num_blocks <= num_tokens or scores_RV.device.type == "cuda":
-        values, tokens = scores_RV, torch.arange(vocab_size, device=scores_RV.device).expand(num_rows, -1)
-    else:
-        values, tokens = _best_blocks(scores_RV, num_blocks, num_tokens)
-    best = values.argmax(dim=1, keepdim=True)
+    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32 and scores_RV.is_contiguous()
+    if is_plain and (native := library()) is not None:
+        found = Best(
+            torch.empty(num_rows, num_tokens, dtype=torch.int64),
+            torch.empty(num_rows, num_tokens),
+            torch.empty(num_rows, dtype=torch.bool),
+        )
+        native.scores_best(scores_RV.data_ptr(), num_rows, vocab_size, num_tokens, *(part.data_ptr() for part in found))
+        return found
+    best = scores_RV.argmax(dim=1, keepdim=True)
     if num_tokens > 1:
-        top = values.topk(num_tokens, dim=1).indices
+        top = scores_RV.topk(num_tokens, dim=1).indices
         best_last = (top == best).int().argsort(dim=1, stable=True)
         best = torch.cat([best, top.gather(1, best_last)[:, : num_tokens - 1]], dim=1)
-    found = values.gather(1, best)
-    return Best(tokens.gather(1, best), found, ~found[:, 0].isnan())
-
-
-def _best_blocks(scores_RV: Tensor, num_blocks: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Scores in the K blocks that hold a row's K best tokens and behind the last block; and their tokens, ascending.
-
-    A NaN counts as the best score.
-    """
-    num_rows, vocab_size = scores_RV.shape
-    blocks = scores_RV[:, : num_blocks * BLOCK].view(num_rows, num_blocks, BLOCK)
-    best = blocks.amax(dim=2)
-    first = best.argmax(dim=1, keepdim=True)  # the first of equal blocks, which top-k does not promise
-    chosen = best.scatter(1, first, float("inf")).topk(num_tokens, dim=1).indices.sort(dim=1).values
-    values = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).view(num_rows, -1)
-    within = torch.arange(BLOCK, device=scores_RV.device)
-    tokens = (chosen[:, :, None] * BLOCK + within).view(num_rows, -1)
-    rest = torch.arange(num_blocks * BLOCK, vocab_size, device=scores_RV.device).expand(num_rows, -1)
-    return torch.cat([values, scores_RV[:, num_blocks * BLOCK :]], dim=1), torch.cat([tokens, rest], dim=1)
+    values = scores_RV.gather(1, best)
+    return Best(best, values, ~values[:, 0].isnan())
 
 
 def top_tokens(scores_RV: Tensor, num_tokens: int) -> TopTokens:

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "best.h"
 #include "budget.h"
 #include "callable.h"
 #include "drafts.h"
@@ -55,6 +56,14 @@ int64_t tree_follow_part(const int64_t* tokens, const int64_t* parents, int64_t 
     const int64_t* rows = numbers_of(part);
     for (ptrdiff_t at = 0; at < num_part; ++at) is_in[rows[at]] = true;
     return follow_part({tokens, parents, num_rows}, numbers_of(wanted), num_wanted, is_in);
+}
+
+// Of scores, whose rows follow one another. tokens, values: [num_rows][num_best]. are_numbers: of each row.
+void scores_best(const float* scores, int64_t num_rows, int64_t vocab_size, int64_t num_best, int64_t* tokens,
+                 float* values, bool* are_numbers) {
+    for (int64_t row = 0; row < num_rows; ++row)
+        are_numbers[row] = find_best(scores + row * vocab_size, vocab_size,
+                                     {num_best, tokens + row * num_best, values + row * num_best});
 }
 
 // Of a step's budget.
@@ -257,6 +266,7 @@ PyMethodDef functions[] = {
     callable<tree_visibility>("tree_visibility"),
     callable<tree_split>("tree_split"),
     callable<tree_follow_part>("tree_follow_part"),
+    callable<scores_best>("scores_best"),
     callable<budget_share_out>("budget_share_out"),
     callable<step_draw>("step_draw"),
     callable<step_fill>("step_fill"),

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from lp.sampling.top_k import BLOCK, STRIDED_BLOCK, best_tokens, top_tokens
+from lp.platform.library import python_alone
+from lp.sampling.top_k import STRIDED_BLOCK, best_tokens, top_tokens
+
+# In lp/platform/csrc/best.h.
+BLOCK = 128
 
 
+@pytest.fixture(params=["library", "Python"])
+def maker(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has the best tokens found by the library, or by torch alone."""
+    with python_alone() if request.param == "Python" else nullcontext():
+        yield
+
+
+@pytest.mark.usefixtures("maker")
 @pytest.mark.parametrize("vocab_size", [5, BLOCK, 3 * BLOCK, 20 * BLOCK + 7, 40 * BLOCK - 1])
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])
 @pytest.mark.parametrize("spread", [3, 10_000])
@@ -23,6 +38,7 @@ def test_against_a_full_sort(vocab_size: int, num_tokens: int, spread: int) -> N
     assert all(len(set(row)) == num_tokens for row in found.tokens.tolist())
 
 
+@pytest.mark.usefixtures("maker")
 @pytest.mark.parametrize("vocab_size", [9, 20 * BLOCK + 7])
 def test_rows_with_a_nan_are_marked(vocab_size: int) -> None:
     scores = torch.zeros(4, vocab_size)
