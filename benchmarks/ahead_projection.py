@@ -6,7 +6,7 @@ FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, as for benchmark
 ranks: the real model decodes greedy texts of all categories, and one that verifies and others that draft ahead with a
 copy of the model in 8 or 4 bits do what real ranks do (benchmarks/projections/played_drafting.py). So trees, drafts and
 tokens per step are exact. The time of a step follows from tables of step times: those of this machine, which are
-measured on one rank, and those of a larger shape on GPUs, which are estimated (benchmarks/projections/gpu_step.py).
+measured on one rank, and those that one H100 has shown for a model of 8B and its copy in 4 bits.
 It takes as long as verification or the slowest rank that drafts, and an exchange.
 
 NO SPEED IS MEASURED. Drafting ahead is compared with one rank, and with ranks that share trees (lp), the model (tp), or
@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from benchmarks.projections.clocked_steps import ClockedStep, ClockedTotals, DeviceTimes, StepClock
-from benchmarks.projections.gpus import GPUS
+from benchmarks.projections.gpus import GPUS, H100_MS, H100_SHAPE
 from benchmarks.projections.ideal_drafts import (
     BEFORE,
     FREE,
@@ -39,7 +37,6 @@ from benchmarks.projections.ideal_drafts import (
     places_of,
     right_by_depth,
 )
-from benchmarks.projections.kernel_costs import PACKED, PRODUCTS, costs_of, plan_of
 from benchmarks.projections.network import COLLECTIVE_US, Network, add_exchange
 from benchmarks.projections.played_drafting import (
     AllPlaces,
@@ -63,7 +60,6 @@ from lp.model.checkpoint import Checkpoint, ModelSettings, load
 from lp.model.extensions import ROUND_ROWS
 from lp.model.fast_forward import SequenceRows
 from lp.model.gguf import unpacked_folder
-from lp.model.gpu.plan import Instruction
 from lp.model.quantization.quantize import Weights
 from lp.model.second_model import DRAFT, SecondModel, SecondModelExtension
 from lp.platform.hardware import processor_name
@@ -78,11 +74,9 @@ from lp.tree import chain
 NUM_DEVICES = (2, 4, 8)
 # Devices: cores like those of this machine, and GPUs.
 HERE, H100 = "here", "h100"
-SHAPE, GPU = "llama-3.1-8b", GPUS[1]
-# Cached tokens of the steps whose times are estimated.
-CONTEXT = 1024
-# Rows of the steps whose times are estimated.
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+GPU = GPUS[1]
+# The most rows by which times are looked up.
+MOST_ROWS = 256
 # GB/s between ranks on this machine's devices, which would have a link each.
 GB_PER_S = 10.0
 # The letter of the copy's drafts in traces.
@@ -121,9 +115,10 @@ WAYS = {
     **{f"tp={number}": Way(tp=number) for number in NUM_DEVICES},
     **{f"lp=2 x tp={number}": Way(lp=2, tp=number) for number in (2, 4)},
     **{f"lp={number}, copy drafts before steps": Way(lp=number, has_copy=True) for number in NUM_DEVICES},
+    **{f"tp={number}, copy drafts before steps": Way(tp=number, has_copy=True) for number in NUM_DEVICES},
     **{ahead_name(1, number - 1): Way(ahead=number - 1, has_copy=True) for number in NUM_DEVICES},
     **{ahead_name(lp, 4 - lp): Way(lp=lp, ahead=4 - lp, has_copy=True) for lp in (2, 3)},
-    ahead_name(2, 2, "tp="): Way(tp=2, ahead=2, has_copy=True),
+    **{ahead_name(tp, tp, "tp="): Way(tp=tp, ahead=tp, has_copy=True) for tp in (2, 4)},
 }
 
 
@@ -197,6 +192,10 @@ def main() -> None:
     parser.set_defaults(dtype="float32")
     add_exchange(parser, "an exchange takes")
     parser.add_argument("--devices", nargs="+", default=[HERE, H100], choices=[HERE, H100], help="default: %(default)s")
+    parser.add_argument(
+        "--copies", nargs="+", type=Weights, default=[Weights.int8, Weights.int4], metavar="WEIGHTS",
+        help="of the model here: int8, int4 or both (default)",
+    )  # fmt: skip
     parser.add_argument("--most-devices", type=int, default=8, help="of a way (default %(default)s)")
     parser.add_argument("--max-rows", type=int, default=32, help="of a tree, at most (default %(default)s)")
     add_threads(parser)
@@ -209,7 +208,7 @@ def main() -> None:
     asked = read_categories(arguments.prompts, arguments.limit)
     host, found = measure_host(Auto()), dict[str, dict[str, Found]]()
     results, parts = dict[str, Any](), list[str]()
-    for weights in (Weights.int8, Weights.int4):
+    for weights in arguments.copies:
         checkpoint = load_with_copy(folder, arguments.dtype, weights)
         texts = decode_plainly(checkpoint, asked, arguments.max_new_tokens)
         for machine in machines_of(checkpoint, folder, weights, Extras(*host), arguments):
@@ -233,7 +232,8 @@ def main() -> None:
             # After each machine, so that a run that is stopped leaves something.
             publish(
                 arguments.output,
-                f"ahead_projection-{Path(folder).name}-{arguments.dtype}-{'-'.join(arguments.devices)}",
+                f"ahead_projection-{Path(folder).name}-{arguments.dtype}-{'-'.join(arguments.devices)}"
+                + f"-{arguments.copies[0]}" * (len(arguments.copies) == 1),
                 "PROJECTED, not measured: drafting ahead on 2, 4 and 8 devices",
                 "\n\n".join([bullets(notes(asked, arguments)), *parts]),
                 {"machines": results},
@@ -251,14 +251,12 @@ def load_with_copy(folder: str, dtype: str, weights: Weights) -> Checkpoint:
 def machines_of(
     checkpoint: Checkpoint, folder: str, weights: Weights, host: Extras, arguments: argparse.Namespace
 ) -> list[Machine]:
-    """Cores as this one with a copy in 8 bits, and GPUs with one in either format. host: its work for a step."""
+    """Cores as this one with a copy in 8 bits, and GPUs with drafts of either copy. host: its work for a step."""
     found, exchange_s = list[Machine](), arguments.exchange_us * 1e-6
     if HERE in arguments.devices and weights is Weights.int8:
         found.append(measured_machine(checkpoint, folder, weights, exchange_s))
     if H100 in arguments.devices:
-        found.append(estimated_machine(weights, True, host, exchange_s))
-        if weights is Weights.int4:  # one of 8 bits would be no faster than the model
-            found.append(estimated_machine(weights, False, host, exchange_s))
+        found.append(gpu_machine(weights, host, exchange_s))
     return found
 
 
@@ -277,27 +275,18 @@ def measured_machine(checkpoint: Checkpoint, folder: str, weights: Weights, exch
     return split_machine(devices, weights, one, copy_s, read_config(folder), model.dtype, networks, exchange_s)
 
 
-def estimated_machine(weights: Weights, is_fast: bool, host: Extras, exchange_s: float) -> Machine:
-    """is_fast: whether products of packed weights read at the share of the bandwidth of those in bfloat16."""
-    whole, packed = shape_plan(Weights.auto), shape_plan(weights)
-
-    def seconds(plan: Sequence[Instruction], num_rows: int) -> float:
-        costs = costs_of(plan, num_rows, CONTEXT)
-        kinds = [replace(one, kind=PRODUCTS) if one.kind == PACKED and is_fast else one for one in costs]
-        return 1e-6 * sum(one.microseconds(GPU, num_rows) for one in kinds)
-
-    one = StepTimes(ROWS, tuple(seconds(whole, num_rows) for num_rows in ROWS), extras=host)
+def gpu_machine(weights: Weights, host: Extras, exchange_s: float) -> Machine:
+    """H100s with the measured times of a model and its copy in int4. weights: of the small copy whose drafts are right
+    as often.
+    """
+    one, copy = (StepTimes(tuple(ms), tuple(1e-3 * one for one in ms.values())) for ms in H100_MS.values())
+    copy_s = [copy.at(num_rows) for num_rows in ROUND_ROWS]
     networks = {number: Network(GPU.all_reduce_us[number], GPU.link_gb_per_s) for number in NUM_DEVICES}
-    copy = f"{weights} that reads {'as fast as bfloat16' if is_fast else 'as measured'}"
-    copy_s = list(accumulate((seconds(packed, num_rows) for num_rows in ROUND_ROWS), max))
-    config = make_config(SHAPES[SHAPE])
-    return split_machine(f"{SHAPE} on {GPU.name}", copy, one, copy_s, config, torch.bfloat16, networks, exchange_s)
-
-
-@cache
-def shape_plan(weights: Weights) -> list[Instruction]:
-    """The kernels of a step of the shape."""
-    return plan_of(make_config(SHAPES[SHAPE]), weights)
+    config = make_config(SHAPES[H100_SHAPE])
+    return split_machine(
+        f"{H100_SHAPE} on {GPU.name}", f"int4, drafts as of a small model's in {weights}",
+        replace(one, extras=host), copy_s, config, torch.bfloat16, networks, exchange_s,
+    )  # fmt: skip
 
 
 def split_machine(
@@ -362,7 +351,7 @@ def make_engine(
 ) -> tuple[Engine, StepClock, DecodingMethod]:
     """An engine whose ranks are played, its clock, and its decoding method."""
     times, extension = machine.times(way), checkpoint.extensions[DRAFT]
-    clock, cost = StepClock(times), StepCost(times.step, max(ROWS))
+    clock, cost = StepClock(times), StepCost(times.step, MOST_ROWS)
     extension.relative_costs = times.relative_costs
     if way.lp > 1:
         runner = VerifyingRanks(checkpoint.model, way.lp, prompts, clock, cost, way.ahead)
@@ -413,8 +402,10 @@ def notes(asked: Sequence[CategoryPrompt], arguments: argparse.Namespace) -> lis
         "A step takes as long as the model or the slowest rank that drafts meanwhile, and the exchange, "
         f"{arguments.exchange_us:g} us. Choosing candidates and planning during a step are left out; the host's work "
         "for a step was measured here.",
-        f"{GPU.name}: by kernels that one H200 has run, and {'; '.join(GPU.sources)}. Products of packed weights are "
-        "as fast as one H100 has decoded them in int4 (as measured), or read as those in bfloat16 do.",
+        f"{GPU.name}: times of {H100_SHAPE} in bfloat16 and of its copy in int4 are those of one H100 "
+        f"(benchmarks/results/gpu-speed-h100.md); {'; '.join(GPU.sources[1:])}.",
+        "How often such a copy is right was not measured. A small model's copies in int4 and in int8 stand for it: "
+        "copies of larger models in int4 are right more often than the former and less often than the latter.",
         "tp: products take as much less time as a rank has fewer weights, which is the best that they could.",
         "Covered: steps that begin where the copy has drafted. Drafting: ranks that draft during a step, on average. "
         "Waiting: the share of the time in which the rank that verifies waits for drafts.",
@@ -432,6 +423,8 @@ def describe(machine: Machine, texts: Sequence[PlainText], found: Mapping[str, F
             f"## PROJECTED: {machine.name}",
             f"{_describe_times(machine)} Texts as plain decoding gives them, at least: {same} of {len(texts)}.",
             _table_of_ways(machine, found),
+            "The fastest of each kind, over plain decoding on one device:",
+            _table_of_kinds(machine, found),
             "Speed over plain decoding by category:",
             _table_of_categories(machine.plain_s, with_copy),
             f"The copy's first choices are right in so many cases, if all before them were, at depth 1 to {LONGEST}: "
@@ -460,6 +453,29 @@ def _table_of_ways(machine: Machine, found: Mapping[str, Found]) -> str:
         rows.append((name, way.num_devices, *figures))
     columns = ["way", "devices", "tokens/step", "PROJECTED ms/step", "over plain", "over one device's copy"]
     return markdown_table([*columns, "covered", "drafts", "drafting", "waiting"], rows)
+
+
+def _table_of_kinds(machine: Machine, found: Mapping[str, Found]) -> str:
+    """The fastest way of each kind by the number of devices."""
+
+    def kind_of(way: Way) -> str:
+        verifies = " x ".join(name for name, degree in (("lp", way.lp), ("tp", way.tp)) if degree > 1)
+        if way.ahead:
+            return f"{verifies or 'one'} verif{'y' if way.lp > 1 else 'ies'}, others draft ahead"
+        return f"{verifies or 'one device'}{', copy drafts before steps' * way.has_copy}"
+
+    best = dict[str, dict[int, float]]()
+    for name, one in found.items():
+        way, speed = machine.ways[name], one.totals[ALL].tokens_per_s * machine.plain_s
+        own = best.setdefault(kind_of(way), {})
+        own[way.num_devices] = max(speed, own.get(way.num_devices, 0.0))
+    columns = [1, *NUM_DEVICES]
+    rows = [
+        (kind, *(f"{own[number]:.2f}x" if number in own else "-" for number in columns)) for kind, own in best.items()
+    ]
+    return markdown_table(
+        ["PROJECTED over plain", *(f"{number} device{'s' * (number > 1)}" for number in columns)], rows
+    )
 
 
 def _table_of_categories(plain_s: float, found: Mapping[str, Found]) -> str:

@@ -7,8 +7,9 @@
 
 Every rank has one core; one rank with a thread on each core is measured as well. All of them stay loaded, and each
 round measures one after the other, so that a change of the machine's speed affects all. Decoding is timed while all
-streams decode, with their prompts behind them. Shown are medians over the rounds, as ratios to one rank on one core
-with the same method and with plain decoding.
+streams decode, with their prompts behind them. Ranks learn from what they have decoded how long steps take, as those of
+a server do. Shown are medians over the rounds, as ratios to one rank on one core with the same method and with plain
+decoding; and for each category of texts, where there is one stream.
 
 Ranks beyond the machine's cores run for their texts only. Their speed is modelled, as that of the others is besides, by
 a virtual clock over measured parts (benchmarks/projections/virtual_engine.py): one process on one core decodes the same
@@ -51,6 +52,7 @@ from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
 from lp.runner.step_times.measure import StepTimesSource
 from lp.statistics import Statistics
+from lp.step_cost import StepTimes
 from parallel.build import check
 from parallel.mesh import Mode, ParallelSettings
 
@@ -121,7 +123,8 @@ class Layouts:
 class Decoded:
     """What streams have done together while all of them decoded.
 
-    tokens: of all streams. steps, rows: of each stream, added up. texts: all tokens of each stream.
+    tokens: of all streams. steps, rows: of each stream, added up. texts: all tokens of each stream. category: of the
+    text of a single stream.
     """
 
     tokens: int = 0
@@ -129,6 +132,7 @@ class Decoded:
     steps: int = 0
     rows: int = 0
     texts: list[list[int]] = field(default_factory=list)
+    category: str = ""
 
     @property
     def rate(self) -> float:
@@ -164,9 +168,9 @@ def main() -> None:
             if work in works(arguments, layout)
         ]
         for _, group, work in progress(turns, "warming up", "work"):  # memory is made and drafts are learnt
-            ask(group, WARM_UP + work)
+            ask_and_learn(group, WARM_UP + work)
         for layout, group, work in progress(turns * arguments.rounds, "measuring", "work"):
-            found.note(key_of(layout), work, ask(group, work))
+            found.note(key_of(layout), work, ask_and_learn(group, work))
     name = Path(arguments.model).name.removesuffix(".gguf")
     stored, only = "-stored" * arguments.stored, "" if len(arguments.clocks) > 1 else f"-{arguments.clocks[0]}"
     publish(
@@ -177,6 +181,14 @@ def main() -> None:
         found.describe(),
         found.to_json(),
     )
+
+
+def ask_and_learn(group: list[Connection], work: Work) -> Any:
+    """Has all ranks of a group do some work, and then decide by the step times that the first one has learnt."""
+    answer = ask(group, work)
+    if times := ask(group, ("new times",)):
+        ask(group, ("use times", times))
+    return answer
 
 
 def modelled(name: str) -> str:
@@ -342,6 +354,10 @@ def run_rank(connection: Connection, rank: int, port: int, layout: Layout, argum
                     connection.send(decode_all(engine, prompts, method, streams, {**arguments, "texts": 1}, clock))
                 case ("prompt", tokens) | ("warm up", "prompt", tokens):
                     connection.send(read_prompt(engine, prompts, tokens, clock))
+                case ("new times",):
+                    connection.send(engine.take_new_times().to_dict() if engine.has_new_times else None)
+                case ("use times", times):
+                    connection.send(engine.use_times(StepTimes.from_dict(times)))
                 case _:
                     connection.send(None)
 
@@ -359,20 +375,25 @@ def opened(layout: Layout, rank: int, port: int, arguments: dict[str, Any]) -> I
         yield engine, time.perf_counter
 
 
-def encode_prompts(engine: Engine, folder: Path | None) -> list[list[int]]:
+def encode_prompts(engine: Engine, folder: Path | None) -> list[tuple[str, list[int]]]:
+    """Prompts with their categories."""
     tokenizer = engine.checkpoint.tokenizer
-    return [tokenizer.encode(prompt.for_model(tokenizer)) for prompt in read_categories(folder, 64)]
+    return [(one.category, tokenizer.encode(one.for_model(tokenizer))) for one in read_categories(folder, 64)]
 
 
 def decode_all(
-    engine: Engine, prompts: list[list[int]], method: str, streams: int, arguments: dict[str, Any], clock: Clock
-) -> Decoded:
+    engine: Engine, prompts: list[tuple[str, list[int]]], method: str, streams: int, arguments: dict[str, Any],
+    clock: Clock,
+) -> list[Decoded]:  # fmt: skip
     """Decodes all texts, so many at once."""
-    num_texts = -(-arguments["texts"] // streams) * streams
-    ends = [prompts[number * len(prompts) // num_texts][-arguments["longest_prompt"] :] for number in range(num_texts)]
-    groups = [ends[first : first + streams] for first in range(0, num_texts, streams)]
-    decoding, length = arguments["methods"][method], arguments["max_new_tokens"]
-    return Decoded.sum([decode(engine, group, decoding, length, clock) for group in groups])
+    num_texts, longest = -(-arguments["texts"] // streams) * streams, arguments["longest_prompt"]
+    asked = [prompts[number * len(prompts) // num_texts] for number in range(num_texts)]
+    decoding, length, found = arguments["methods"][method], arguments["max_new_tokens"], list[Decoded]()
+    for first in range(0, num_texts, streams):
+        group = asked[first : first + streams]
+        found.append(decode(engine, [prompt[-longest:] for _, prompt in group], decoding, length, clock))
+        found[-1].category = group[0][0] if streams == 1 else ""
+    return found
 
 
 def decode(
@@ -406,10 +427,10 @@ def decode(
     return found
 
 
-def read_prompt(engine: Engine, prompts: list[list[int]], tokens: int, clock: Clock) -> float:
+def read_prompt(engine: Engine, prompts: list[tuple[str, list[int]]], tokens: int, clock: Clock) -> float:
     """Seconds to the first token of a prompt of this length, of which nothing is kept."""
     engine.reset_prefixes()
-    text = [token for prompt in prompts for token in prompt]
+    text = [token for _, prompt in prompts for token in prompt]
     prompt = (text * (1 + tokens // len(text)))[:tokens]
     began = clock()
     engine.generate(prompt, decode=Autoregressive(), sampling=Sampling(temperature=0.0, seed=0), stopping=Stopping(1))
@@ -425,13 +446,17 @@ class Found:
     def __init__(self, layouts: Layouts, arguments: argparse.Namespace) -> None:
         self._layouts, self._arguments = layouts, arguments
         self._decoded: dict[tuple[str, str, int], list[Decoded]] = defaultdict(list)
+        self._by_category: dict[tuple[str, str, str], list[Decoded]] = defaultdict(list)
         self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._base = key_of(layouts.running[0])
 
     def note(self, layout: str, work: Work, answer: Any) -> None:
         match work:
             case ("decode", method, streams):
-                self._decoded[layout, method, streams].append(answer)
+                self._decoded[layout, method, streams].append(Decoded.sum(answer))
+                for category in filter(None, dict.fromkeys(one.category for one in answer)):
+                    own = [one for one in answer if one.category == category]
+                    self._by_category[layout, method, category].append(Decoded.sum(own))
             case ("prompt", tokens):
                 self._seconds[layout, tokens].append(answer)
 
@@ -463,6 +488,8 @@ class Found:
                     "streams."
                 )
             parts += ["## Modelled", *self._speeds(modelled(ALONE), self._layouts.names, self._modelled)]
+        if self._by_category:
+            parts += ["## One stream by category", self._categories()]
         parts += ["## Tokens and rows of a stream's step", self._steps(), "## Texts", self._compared()]
         if self._seconds:
             parts += ["## Time to the first token of a prompt", self._prompts()]
@@ -503,6 +530,20 @@ class Found:
             parts += ["Over plain decoding on one rank:", markdown_table(columns, over_plain)]
         return parts
 
+    def _categories(self) -> str:
+        layouts, rows = self._layouts.running, []
+        for method, category in dict.fromkeys((method, category) for _, method, category in self._by_category):
+            rates = {
+                one: median(round.rate for round in self._by_category[key_of(one), method, category]) for one in layouts
+            }
+            alone = {one.is_modelled: rates[one] for one in layouts if one.name == ALONE and one.threads == 1}
+            others = [one for one in layouts if one.name != ALONE]
+            cells = [f"{rates[one] / alone[one.is_modelled]:.2f}x" for one in others]
+            rows.append((method, category, *(f"{rate:.1f}" for rate in alone.values()), *cells))
+        alone_names = [f"{key_of(one)}, tokens/s" for one in layouts if one.name == ALONE]
+        columns = ["method", "category", *alone_names, *(key_of(one) for one in layouts if one.name != ALONE)]
+        return "Over one rank with the same method:\n\n" + markdown_table(columns, rows)
+
     def _steps(self) -> str:
         keys = list(dict.fromkeys(key for key, _, _ in self._decoded))
         rows = []
@@ -542,8 +583,10 @@ class Found:
             ]
             for key, values in self._decoded.items()
         }
+        categories = {" | ".join(key): [one.rate for one in values] for key, values in self._by_category.items()}
         return {
             "decoded": decoded,
+            "tokens_per_s_by_category": categories,
             "prompt_seconds": {" | ".join(map(str, key)): values for key, values in self._seconds.items()},
         }
 

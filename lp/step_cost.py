@@ -14,7 +14,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
+from operator import ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -307,3 +308,23 @@ def _least_slopes(seconds: Sequence[float]) -> Sequence[float]:
     slopes = np.full(more.shape, math.inf)
     np.divide(values[None, :] - values[:, None], more, out=slopes, where=more > 0)
     return slopes.min(axis=1).tolist()
+
+
+def descending(values: Sequence[float]) -> list[float]:
+    """The nearest values that never rise, by least squares: what rises is replaced by its mean (isotonic regression).
+
+    Of odds of drafts that can be taken only in this order, a draft that is likelier than the one before it can only be
+    had together with it. Where each row of a run costs the same, taking a part of the run is never the best choice, so
+    the means lead to the same choices.
+    """
+    if all(map(ge, values, islice(values, 1, None))):
+        return list(values)
+    runs: list[tuple[float, int]] = []  # the mean and the length of each
+    for mean in values:
+        length = 1
+        while runs and runs[-1][0] < mean:
+            before, more = runs.pop()
+            mean = (before * more + mean * length) / (more + length)
+            length += more
+        runs.append((mean, length))
+    return [mean for mean, length in runs for _ in range(length)]

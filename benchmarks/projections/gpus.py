@@ -96,3 +96,10 @@ GPUS = (
         ),
     ),
 )
+# Milliseconds of a step by its rows after 1,024 cached tokens, as one H100 takes them: of a model in bfloat16, and of
+# its copy in int4 (benchmarks/results/gpu-speed-h100.md).
+H100_SHAPE = "llama-3.1-8b"
+H100_MS = {
+    "bfloat16": {1: 6.379, 4: 6.361, 16: 6.461, 64: 6.947, 128: 7.528},
+    "int4": {1: 3.583, 4: 3.625, 16: 3.913, 64: 6.585, 128: 9.945},
+}

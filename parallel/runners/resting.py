@@ -4,7 +4,8 @@ Ranks that rest lack the tokens of their pause, and must compute them when they 
 anew once it could have saved as much time as that takes. What they come to lack while sharing would have been faster
 does not count: hesitating must not become a reason to hesitate.
 
-Plain steps in a row are shared, so that no rank lacks tokens, until that has cost as much time as catching up would.
+Steps in a row that sharing slows are shared all the same, so that no rank lacks tokens, until that has cost as much
+time as catching up would.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Resting:
         self._saved_s = 0.0
         # Seconds by which the present step could have been faster.
         self._behind_s = 0.0
-        # Seconds by which plain steps in a row were slower for being shared.
+        # Seconds by which steps in a row were slower for being shared.
         self._slower_s = 0.0
 
     @property
@@ -38,18 +39,15 @@ class Resting:
         return max(0.0, self._cost.catch_up_s(self._num_missing) - self._saved_s)
 
     def choose(self, num_rows: int, depth: int) -> None:
-        """Decides about a step with drafts by the rows and the depth of its tree."""
-        shared_s, alone_s = self._cost.shared_s(num_rows, depth), self._cost.alone_s(num_rows)
-        # Resting makes the others lack at least one more token.
-        price_s = 0.0 if self._num_missing else self._cost.catch_up_s(1)
-        self.is_shared = self._is_first or shared_s + self.catch_up_s <= alone_s + price_s
-        self._behind_s, self._slower_s = alone_s - shared_s, 0.0
-
-    def choose_plain(self) -> None:
-        """Decides about a plain step."""
-        slower_s = self._slower_s + max(0.0, self._cost.shared_s(1, 0) - self._cost.alone_s(1))
-        self.is_shared = self._is_first or (not self._num_missing and slower_s <= self._cost.catch_up_s(1))
-        self._behind_s, self._slower_s = 0.0, slower_s
+        """Decides about a step by the rows and the depth of its tree."""
+        self._behind_s = self._cost.alone_s(num_rows) - self._cost.shared_s(num_rows, depth)
+        self._slower_s = self._slower_s - self._behind_s if self._behind_s < 0 else 0.0
+        if self._is_first:
+            self.is_shared, self._slower_s = True, 0.0
+        elif self._num_missing:
+            self.is_shared = self.catch_up_s <= self._behind_s
+        else:
+            self.is_shared = self._slower_s <= self._cost.catch_up_s(1)
 
     def choose_among_many(self) -> None:
         """Decides about a step that several sequences share: who rests is decided for all of them together."""

@@ -111,8 +111,6 @@ class Sharing:
         self._resting[name] = resting, len(tokens)
         if num_steps > 1:
             resting.choose_among_many()
-        elif num_rows == 1:
-            resting.choose_plain()
         else:
             resting.choose(min(num_rows, MOST_ROWS), int(step.tree.depths.max()))
         return resting.is_shared

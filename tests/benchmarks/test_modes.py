@@ -53,8 +53,10 @@ def test_windows_are_modelled_alone(
     arguments += ["--max-new-tokens", "8", "--longest-prompt", "20", "--model", model, "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["modes", *arguments])
     modes.main()
-    modelled, steps, texts = read_tables(next(tmp_path.glob("modes-*-3-ranks-modelled.md")))
+    modelled, categories, steps, texts = read_tables(next(tmp_path.glob("modes-*-3-ranks-modelled.md")))
     names = ["lookahead (5, 4, 5)", "prompt_lookup (4, 5)"]
+    assert [row["method"] for row in categories] == sorted(2 * names), "each has two texts, of two categories"
+    assert len({row["category"] for row in categories}) == 2
     assert [row["method"] for row in modelled] == names and all(row["lp=3"].endswith("x") for row in modelled)
     assert [row["one rank, modelled"] == row["lp=3, modelled"] for row in steps] == [True, True]
     assert texts == [{"ranks": "lp=3, modelled", **{f"{name}, 1": "2/2" for name in names}}]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
-from operator import ge
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from lp.drafting.account import PLAIN, SPECULATE, WATCH
 from lp.drafting.history import DraftHistory, nearest_power
 from lp.drafting.settings import DraftSettings
 from lp.methods.window import Window
+from lp.step_cost import descending
 from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, chain, count_drafts, greatest_depth, no_drafts
 
 
@@ -250,22 +249,3 @@ class AutoDecoder(Decoder):
         learnt = [profile.estimates.probabilities, profile.windows.state(), profile.account.state()]
         state = [self._history, *learnt, self._trials, cells]
         return zlib.crc32(repr(state).encode()) >> 1
-
-
-def descending(odds: Sequence[float]) -> list[float]:
-    """Odds of drafts that can be taken only in this order, with means where later ones are likelier than earlier ones.
-
-    A draft that is likelier than the one before it can only be had together with it. Where each row of a run costs the
-    same, taking a part of the run is never the best choice, so the means lead to the same choices.
-    """
-    if all(map(ge, odds, islice(odds, 1, None))):
-        return list(odds)
-    runs: list[tuple[float, int]] = []  # the mean and the length of each
-    for mean in odds:
-        length = 1
-        while runs and runs[-1][0] < mean:
-            before, more = runs.pop()
-            mean = (before * more + mean * length) / (more + length)
-            length += more
-        runs.append((mean, length))
-    return [mean for mean, length in runs for _ in range(length)]

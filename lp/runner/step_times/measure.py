@@ -24,7 +24,7 @@ from lp.request import Sequence as TokenSequence
 from lp.runner.runner import Runner, StepInput
 from lp.runner.step_times.learn import ServedStep, Trial, rising
 from lp.sampling.settings import Sampling
-from lp.step_cost import CACHED, DEPTH, StepTimes
+from lp.step_cost import CACHED, DEPTH, StepTimes, descending
 from lp.tree import TokenTree, TreeBuilder, chain
 
 # The numbers of rows that are measured. Those that show most of the curve come first.
@@ -158,10 +158,12 @@ def _curve(medians: dict[Size, float], is_shared: bool, num_parts: int, all_rows
     """The curve of the sizes that are shared, or of those that are not, at all these rows.
 
     Times between two that were measured, and beyond the last, are on the lines through those: what a step takes to read
-    the weights, and what each row adds.
+    the weights, and what each row adds. Where a step takes longer than one of more rows, something else has held it up,
+    and the mean of both counts.
     """
     found = {rows: seconds for (rows, way), seconds in medians.items() if way is is_shared}
-    measured = StepTimes(tuple(found), rising(tuple(found), tuple(found.values()), num_parts))
+    never_falling = [-one for one in descending([-seconds for seconds in found.values()])]
+    measured = StepTimes(tuple(found), rising(tuple(found), never_falling, num_parts))
     seconds = rising(all_rows, [measured.at(rows) for rows in all_rows], num_parts)
     return StepTimes(tuple(all_rows), seconds, num_parts)
 

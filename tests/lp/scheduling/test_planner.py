@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lp.decoder import ProposedDrafts
-from lp.methods.auto.decoder import descending
 from lp.platform.library import library, python_alone
 from lp.request import Sequence
 from lp.sampling.settings import Sampling
@@ -27,7 +26,7 @@ from lp.scheduling.planner import (
     plan_trees,
 )  # fmt: skip
 from lp.scheduling.scheduler import FARTHEST, most_rows_within
-from lp.step_cost import CACHED, USUAL_ROWS, Extras, StepTimes
+from lp.step_cost import CACHED, USUAL_ROWS, Extras, StepTimes, descending
 
 ODDS = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.75, 0.8, 1.0]), max_size=4)
 NO_PROMPTS = Prefill()

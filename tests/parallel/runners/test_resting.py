@@ -37,7 +37,7 @@ def test_ranks_never_rest_where_sharing_takes_no_longer() -> None:
         resting.choose(num_rows, depth=min(3, num_rows - 1))
         assert resting.is_shared
         resting.accepted(1)
-    resting.choose_plain()
+    resting.choose(1, 0)
     assert resting.is_shared
 
 
@@ -49,10 +49,10 @@ def test_ranks_always_share_where_nothing_is_known_of_resting() -> None:
 
 def test_plain_steps_are_computed_by_one_part() -> None:
     resting = Resting(COST)
-    resting.choose_plain()
+    resting.choose(1, 0)
     assert resting.is_shared, "every rank computes the prompt"
     resting.accepted(1)
-    resting.choose_plain()
+    resting.choose(1, 0)
     assert not resting.is_shared
 
 
@@ -62,19 +62,19 @@ def test_plain_steps_that_sharing_slows_a_little_are_soon_computed_by_one_part()
     cost = StepCost(times, 64)
     resting, num_shared = begun(cost), 0
     assert 0 < cost.shared_s(1, 0) - cost.alone_s(1) < cost.catch_up_s(1)
-    resting.choose_plain()
+    resting.choose(1, 0)
     while resting.is_shared:
         resting.accepted(1)
         num_shared += 1
         assert num_shared < 10
-        resting.choose_plain()
+        resting.choose(1, 0)
     assert num_shared >= 1
 
 
 def test_sharing_waits_until_it_could_have_saved_what_catching_up_costs() -> None:
     resting = begun()
     for _ in range(100):
-        resting.choose_plain()
+        resting.choose(1, 0)
         resting.accepted(1)
     num_alone = 0
     resting.choose(32, 3)
@@ -93,7 +93,7 @@ def test_sharing_waits_until_it_could_have_saved_what_catching_up_costs() -> Non
 
 def test_a_short_rest_delays_sharing_little() -> None:
     resting = begun()
-    resting.choose_plain()
+    resting.choose(1, 0)
     resting.accepted(1)
     resting.choose(32, 3)
     assert resting.is_shared

@@ -119,6 +119,12 @@ def test_times_when_the_machine_is_busy_do_not_count(machine_of: Make) -> None:
     assert times.seconds == pytest.approx([0.001 + rows / 10_000 for rows in times.rows])
 
 
+def test_a_size_that_is_held_up_hardly_slows_larger_ones(machine_of: Make) -> None:
+    times = measure_step_times(machine_of(lambda rows, _: (0.001 + rows / 10_000) * (1 + (rows == 2))), 300, 4096, 128)
+    assert times.at(12) == pytest.approx(0.0022)
+    assert times.at(8) < 0.0019
+
+
 def test_the_first_step_of_a_size_is_a_warm_up(machine_of: Make) -> None:
     """The first step of a size finds the processor's caches as a step of another size has left them."""
     machine = machine_of(lambda rows, number: 0.001 if number % 2 else 0.005)  # step 1 reads the sequence
