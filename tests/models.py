@@ -146,6 +146,17 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
     },
     "falcon_h1": {"model_type": "falcon_h1", **MAMBA, "mamba_d_ssm": 64, **HEAD_DIM},
+    "minimax": {
+        "model_type": "minimax",
+        **HEAD_DIM,
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "block_size": 16,
+        "linear_attn_alpha_factor": 1.5,
+        "linear_attn_beta_factor": 0.7,
+    },
 }
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,

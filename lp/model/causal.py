@@ -245,7 +245,7 @@ class CausalModel:
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 past_key_values=RowsOnly(self.num_layers, positions),
-                use_cache=True,
+                use_cache=False,  # it need not make a cache, nor know the kind of this one
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),
             )

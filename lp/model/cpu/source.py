@@ -19,6 +19,7 @@ from lp.model.program.steps import (
     AllReduce,
     Attention,
     Collective,
+    Constant,
     Convolution,
     ExpertProduct,
     Gather,
@@ -206,10 +207,11 @@ def _state_part(step: StatePart, stage: int, states: StateShape) -> Instruction:
     return Instruction(RECURRENCE, 0, stage, False, (*heads, *each, step.out, *sizes, *where))
 
 
-def _placed(x: Operand) -> tuple[Value, int, int]:
-    """A value, and where an operand begins in its rows, which have so many numbers."""
-    assert isinstance(x.source, Value)
-    return x.source, x.start, x.source.width
+def _placed(x: Operand) -> tuple[Value | Constant, int, int]:
+    """A value, and where an operand begins in its rows, which have so many numbers; none of a constant, which has one
+    row for all.
+    """
+    return x.source, x.start, x.source.width if isinstance(x.source, Value) else 0
 
 
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:

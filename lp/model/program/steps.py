@@ -222,7 +222,8 @@ class Recurrence:
     """Advances each row's matrix along its path, and reads it: see StateRows in lp/model/recurrent/base.py. The matrix
     [num_heads, key_dim, value_dim] is a part of a layer's state.
 
-    queries, keys, values: their strides are those of heads and 1. logs, rates: one number for each head of values.
+    queries, keys, values: their strides are those of heads and 1. logs, rates: one number for each head of values; logs
+    may be a constant.
     """
 
     out: Value

@@ -89,24 +89,26 @@ def split(
 class Factors:
     """What advances a layer's state by rows of a piece. inputs: [N, C] of the convolution. keys, values: [H, N, D] and
     [H, N, E], whose products are added to the matrix, and sums: [N, H] float64, the sum of each row's decays and its
-    ancestors'; None in a layer that has no matrix.
+    ancestors'. What a layer has no use for is None.
     """
 
-    inputs: Tensor
+    inputs: Tensor | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
     sums: Tensor | None = None
 
     def advance(self, state: State, rows: Sequence[int] | slice, parent: int) -> State:
         """The state after `rows`, a part of a path, where `state` is that after `parent`, the first row's parent."""
-        last_inputs = torch.cat([state[0], self.inputs[rows]])[-len(state[0]) :]
-        if self.keys is None or self.values is None or self.sums is None:
-            return (last_inputs,)
-        sums = self.sums[rows]
-        whole = (sums[-1] - self.sums[parent] if parent >= 0 else sums[-1]).exp().to(state[1].dtype)
-        left = (sums[-1] - sums).exp().to(state[1].dtype).T[..., None]
-        added = (self.keys[:, rows] * left).transpose(1, 2) @ self.values[:, rows]
-        return last_inputs, state[1] * whole[:, None, None] + added
+        after = list[Tensor]()
+        if self.inputs is not None:
+            after.append(torch.cat([state[0], self.inputs[rows]])[-len(state[0]) :])
+        if self.keys is not None and self.values is not None and self.sums is not None:
+            matrix, sums = state[-1], self.sums[rows]
+            whole = (sums[-1] - self.sums[parent] if parent >= 0 else sums[-1]).exp().to(matrix.dtype)
+            left = (sums[-1] - sums).exp().to(matrix.dtype).T[..., None]
+            added = (self.keys[:, rows] * left).transpose(1, 2) @ self.values[:, rows]
+            after.append(matrix * whole[:, None, None] + added)
+        return tuple(after)
 
 
 @dataclass
@@ -132,7 +134,9 @@ class RecurrentStep(Protocol):
 
 
 class StateRows(Protocol):
-    """Rows that follow each other, as a layer's states see them. A layer calls each function once at most."""
+    """Rows that follow each other, as a layer's states see them. A layer calls each function once at most. Its state is
+    the last inputs of the convolution, if it has one, and then the matrix, if it has one.
+    """
 
     def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
         """A causal convolution of each channel by itself along each row's path: [N, C] -> [N, C]."""
@@ -211,7 +215,6 @@ class PieceRows:
 
     @property
     def factors(self) -> Factors:
-        assert self._inputs is not None, "every layer has a convolution"
         return Factors(self._inputs, *self._added)
 
     def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
@@ -226,7 +229,7 @@ class PieceRows:
         return result.to(inputs.dtype)
 
     def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
-        matrix, decays, num_heads = self.state[1], Decays(logs, self.paths), values.shape[1]
+        matrix, decays, num_heads = self.state[-1], Decays(logs, self.paths), values.shape[1]
         queries, keys, added = _by_head(queries, num_heads), _by_head(keys, num_heads), values.transpose(0, 1)
         if rates is not None:
             # What a row adds is what its value differs from what its parent's state says of its key. That is a system

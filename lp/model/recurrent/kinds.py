@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.recurrent.base import RecurrentLayer
 from lp.model.recurrent.delta_net import GatedDeltaNet, InterleavedDeltaNet, SeparateDeltaNet
+from lp.model.recurrent.lightning_attention import LightningAttention
 from lp.model.recurrent.mamba2 import Mamba2, ScaledMamba2
 from lp.model.recurrent.short_convolution import ShortConvolution
 
@@ -24,6 +25,7 @@ KINDS: dict[str, type[RecurrentLayer]] = {
     "Qwen3_5GatedDeltaNet": GatedDeltaNet,
     "Qwen3_5MoeGatedDeltaNet": GatedDeltaNet,
     "OlmoHybridGatedDeltaNet": SeparateDeltaNet,
+    "MiniMaxLightningAttention": LightningAttention,
     "GraniteMoeHybridMambaLayer": Mamba2,
     "BambaMixer": Mamba2,
     "NemotronHMamba2Mixer": Mamba2,
@@ -31,8 +33,8 @@ KINDS: dict[str, type[RecurrentLayer]] = {
 }
 # The `model_type` of the families whose recurrent layers are all of these classes.
 FAMILIES = {
-    "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid", "bamba",
-    "nemotron_h", "falcon_h1",
+    "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax", "granitemoehybrid",
+    "bamba", "nemotron_h", "falcon_h1",
 }  # fmt: skip
 # The types of their layers that have a state, that have no attention, and of all that other families do not have.
 WITH_STATE = {"linear_attention", "conv", "hybrid"}

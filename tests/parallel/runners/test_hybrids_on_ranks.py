@@ -27,7 +27,7 @@ from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.slow import exhaustive_except
 
-ARCHITECTURES = ("lfm2", "qwen3_next", "bamba")
+ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax")
 PROMPTS = [make_prompt(length, seed=length) for length in (3, 90, 270)]
 
 
@@ -51,6 +51,7 @@ def run_all(mesh: Mesh, channel: Channel, folder: str, compile: str) -> tuple[li
         ("lfm2", 2, "on"),
         ("bamba", 2, "on"),
         ("qwen3_next", 3, "on"),
+        ("minimax", 2, "on"),
         quick=[("qwen3_next", 2, "off")],
     ),
 )
@@ -88,6 +89,7 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 4, "attn_layer_indices": [2]},
     "qwen3_next": {"num_hidden_layers": 4},
     "nemotron_h": {"num_hidden_layers": 4},
+    "minimax": {"num_hidden_layers": 4},
 }
 
 
@@ -126,7 +128,11 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
     exhaustive_except(
         [
             *((name, "pp", 2, mode) for name in FOUR_LAYERS for mode in ("off", "on")),
-            *((name, "tp", 2, mode) for name in ("qwen3_next", "granitemoehybrid") for mode in ("off", "on")),
+            *(
+                (name, "tp", 2, mode)
+                for name in ("qwen3_next", "granitemoehybrid", "minimax")
+                for mode in ("off", "on")
+            ),
             ("lfm2", "pp", 3, "on"),
         ],
         ("lfm2", "pp", 3, "on"),
@@ -134,6 +140,8 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("qwen3_next", "pp", 2, "on"),
         ("qwen3_next", "tp", 2, "on"),
         ("granitemoehybrid", "tp", 2, "off"),
+        ("minimax", "pp", 2, "on"),
+        ("minimax", "tp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
     ),
 )
