@@ -88,7 +88,7 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "bamba": {"num_hidden_layers": 4, "attn_layer_indices": [2]},
     "qwen3_next": {"num_hidden_layers": 4},
-    "nemotron_h": {"num_hidden_layers": 4},
+    "nemotron_h": {"num_hidden_layers": 4, "time_step_min": 1e-9},  # transformers limits them in prompts alone
     "minimax": {"num_hidden_layers": 4},
 }
 
@@ -140,6 +140,7 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("qwen3_next", "pp", 2, "on"),
         ("qwen3_next", "tp", 2, "on"),
         ("granitemoehybrid", "tp", 2, "off"),
+        ("nemotron_h", "pp", 2, "on"),
         ("minimax", "pp", 2, "on"),
         ("minimax", "tp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
