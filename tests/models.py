@@ -157,6 +157,17 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "linear_attn_alpha_factor": 1.5,
         "linear_attn_beta_factor": 0.7,
     },
+    # Without attention.
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_attention_heads": None,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "expand": 2,
+        "chunk_size": 16,
+    },
 }
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,

@@ -93,7 +93,7 @@ class CausalModel:
 
     def _find_attention_kind(self, kind: AttentionKind) -> AttentionKind:
         """Which kind of attention a setting means here."""
-        dims = sorted({dim for layer in self.layers for dim in head_dims(self.model.config, layer)})
+        dims = sorted({dim for layer in self.attention_layers for dim in head_dims(self.model.config, layer)})
         return resolve_kind(kind, self.device, self.dtype, dims)
 
     @property

@@ -28,13 +28,14 @@ KINDS: dict[str, type[RecurrentLayer]] = {
     "MiniMaxLightningAttention": LightningAttention,
     "GraniteMoeHybridMambaLayer": Mamba2,
     "BambaMixer": Mamba2,
+    "Mamba2Mixer": Mamba2,
     "NemotronHMamba2Mixer": Mamba2,
     "FalconH1Mixer": ScaledMamba2,
 }
 # The `model_type` of the families whose recurrent layers are all of these classes.
 FAMILIES = {
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax", "granitemoehybrid",
-    "bamba", "nemotron_h", "falcon_h1",
+    "bamba", "nemotron_h", "falcon_h1", "mamba2",
 }  # fmt: skip
 # The types of their layers that have a state, that have no attention, and of all that other families do not have.
 WITH_STATE = {"linear_attention", "conv", "hybrid"}

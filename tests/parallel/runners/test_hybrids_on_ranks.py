@@ -27,7 +27,7 @@ from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.slow import exhaustive_except
 
-ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax")
+ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax", "mamba2")
 PROMPTS = [make_prompt(length, seed=length) for length in (3, 90, 270)]
 
 
@@ -52,6 +52,7 @@ def run_all(mesh: Mesh, channel: Channel, folder: str, compile: str) -> tuple[li
         ("bamba", 2, "on"),
         ("qwen3_next", 3, "on"),
         ("minimax", 2, "on"),
+        ("mamba2", 2, "on"),
         quick=[("qwen3_next", 2, "off")],
     ),
 )
@@ -74,6 +75,7 @@ def test_greedy_tokens_are_those_of_generate(
         [(name, victim) for name in ARCHITECTURES for victim in (0, 1)],
         ("bamba", 0),
         ("qwen3_next", 1),
+        ("mamba2", 1),
         quick=[("lfm2", 0)],
     ),
 )
@@ -90,6 +92,7 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_hidden_layers": 4},
     "nemotron_h": {"num_hidden_layers": 4, "time_step_min": 1e-9},  # transformers limits them in prompts alone
     "minimax": {"num_hidden_layers": 4},
+    "mamba2": {"num_hidden_layers": 4},
 }
 
 
@@ -143,6 +146,7 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("nemotron_h", "pp", 2, "on"),
         ("minimax", "pp", 2, "on"),
         ("minimax", "tp", 2, "on"),
+        ("mamba2", "pp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
     ),
 )
