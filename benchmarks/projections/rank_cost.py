@@ -184,9 +184,10 @@ def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) ->
     """
     total = 0
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight.dim() < 2 or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+        part = model.get_submodule(name.rpartition(".")[0])
+        if weight.dim() < 2 or isinstance(part, nn.Embedding):
             continue
-        is_experts = weight.dim() == 3
+        is_experts = weight.dim() == 3 and not isinstance(part, nn.Conv1d)
         total += numels[name] * text.num_experts_per_tok // weight.shape[0] if is_experts else numels[name]
     return total
 
