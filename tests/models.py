@@ -157,6 +157,16 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "linear_attn_alpha_factor": 1.5,
         "linear_attn_beta_factor": 0.7,
     },
+    "jamba": {
+        "model_type": "jamba",
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
     # Without attention.
     "mamba2": {
         "model_type": "mamba2",

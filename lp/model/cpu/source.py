@@ -27,6 +27,7 @@ from lp.model.program.steps import (
     Operand,
     Product,
     Program,
+    Scan,
     Shared,
     StatePart,
     TopK,
@@ -38,9 +39,8 @@ from lp.model.program.steps import (
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE = range(
-    10
-)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS = range(8)
+CONVOLUTION, RECURRENCE, SCAN = range(8, 11)
 REDUCE, GATHER = range(2)
 # The place of the layer among the arguments of an attention.
 LAYER = 4
@@ -201,6 +201,10 @@ def _state_part(step: StatePart, stage: int, states: StateShape) -> Instruction:
         num_taps, size = step.shape
         given = *_placed(step.x), step.out, step.taps, step.bias or 0
         return Instruction(CONVOLUTION, 0, stage, False, (*given, size, num_taps, *where))
+    if isinstance(step, Scan):
+        operands = step.queries, step.keys, step.values, step.times
+        given = [part for one in operands for part in (*_placed(one), 1)]
+        return Instruction(SCAN, 0, stage, False, (*given, step.rates, 0, 0, 0, step.out, 1, 1, *step.shape, *where))
     heads = [part for one in (step.queries, step.keys, step.values) for part in (*_placed(one), one.strides[0])]
     each = [*_placed(step.logs), 1, *((0, 0, 0) if step.rates is None else _placed(step.rates)), 1]
     sizes = step.num_heads, step.num_key_heads, step.key_dim, step.value_dim

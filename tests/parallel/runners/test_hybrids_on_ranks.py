@@ -27,7 +27,7 @@ from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.slow import exhaustive_except
 
-ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax", "mamba2")
+ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax", "mamba2", "jamba")
 PROMPTS = [make_prompt(length, seed=length) for length in (3, 90, 270)]
 
 
@@ -53,6 +53,7 @@ def run_all(mesh: Mesh, channel: Channel, folder: str, compile: str) -> tuple[li
         ("qwen3_next", 3, "on"),
         ("minimax", 2, "on"),
         ("mamba2", 2, "on"),
+        ("jamba", 2, "on"),
         quick=[("qwen3_next", 2, "off")],
     ),
 )
@@ -93,6 +94,7 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"num_hidden_layers": 4, "time_step_min": 1e-9},  # transformers limits them in prompts alone
     "minimax": {"num_hidden_layers": 4},
     "mamba2": {"num_hidden_layers": 4},
+    "jamba": {"num_hidden_layers": 4},
 }
 
 
@@ -147,6 +149,7 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("minimax", "pp", 2, "on"),
         ("minimax", "tp", 2, "on"),
         ("mamba2", "pp", 2, "on"),
+        ("jamba", "pp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
     ),
 )
