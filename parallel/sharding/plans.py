@@ -53,7 +53,6 @@ PIPELINE: dict[str, dict[str, list[str]]] = {
     "jamba": _decoder("model.embed_tokens", "model.layers", "model.final_layernorm"),
     "lfm2": _decoder("model.embed_tokens", "model.layers", "model.embedding_norm"),
     "lfm2_moe": _decoder("model.embed_tokens", "model.layers", "model.embedding_norm"),
-    "mamba2": _decoder("backbone.embeddings", "backbone.layers", "backbone.norm_f"),
     "mpt": _decoder("transformer.wte", "transformer.blocks", "transformer.norm_f"),
     "nemotron_h": _decoder("model.embeddings", "model.layers", "model.norm_f"),
     "persimmon": _decoder("model.embed_tokens", "model.layers", "model.final_layernorm"),

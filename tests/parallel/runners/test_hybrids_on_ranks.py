@@ -93,7 +93,6 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_hidden_layers": 4},
     "nemotron_h": {"num_hidden_layers": 4, "time_step_min": 1e-9},  # transformers limits them in prompts alone
     "minimax": {"num_hidden_layers": 4},
-    "mamba2": {"num_hidden_layers": 4},
     "jamba": {"num_hidden_layers": 4},
 }
 
@@ -148,7 +147,6 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("nemotron_h", "pp", 2, "on"),
         ("minimax", "pp", 2, "on"),
         ("minimax", "tp", 2, "on"),
-        ("mamba2", "pp", 2, "on"),
         ("jamba", "pp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
     ),
