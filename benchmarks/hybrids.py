@@ -3,8 +3,9 @@
     python -m benchmarks.hybrids --dtypes float32 bfloat16
 
 Weights are random, and shapes those of published models, with a smaller vocabulary. The table has the milliseconds of a
-step by its rows, and of a prompt, by the native forward and by the model's own, which take turns, and the speed of
-`auto` against plain decoding with the native forward, of greedy texts.
+step by its rows, and of a prompt, by the native forward and by the model's own, which take turns, the least that a
+step can take by the machine's own rates (its floor), and the speed of `auto` against plain decoding with the native
+forward, of greedy texts.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from benchmarks.shared.options import add_output, add_random_models, add_threads
 from benchmarks.shared.random_weights import write_model
 from benchmarks.shared.report import markdown_table, publish
 from benchmarks.shared.shapes import make_config, num_parameters
-from benchmarks.steps.machine_rates import time_once
+from benchmarks.steps.machine_rates import MachineRates, RateGauge, time_once
 from benchmarks.steps.step_curve import TIMED, time_forwards
+from benchmarks.steps.step_floor import floor_of
 from lp import Engine
 from lp.kv_cache.cache import KVCache
 from lp.model.causal import CausalModel
@@ -52,14 +54,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention" if n in (10, 13, 17, 27) else "linear_attention" for n in range(32)],
     },
 }  # fmt: skip
-NATIVE, EAGER = "native", "eager"
+NATIVE, EAGER, FLOOR = "native", "eager", "floor"
 CACHED, ROUNDS, PROMPT = 256, 3, 256
 
 
 @dataclass
 class Found:
-    """What was measured of one model. step_ms, prompt_ms: by the forward, and of steps by the number of rows. gain: of
-    auto against plain decoding.
+    """What was measured of one model. step_ms, prompt_ms: by the forward, or the floor, and of steps by the number of
+    rows. gain: of auto against plain decoding.
     """
 
     shape: str
@@ -73,13 +75,14 @@ class Found:
 def main() -> None:
     arguments = parse_arguments()
     found = [measure(shape, dtype, arguments) for dtype in arguments.dtypes for shape in arguments.shapes]
-    title = "Steps of models with recurrent layers"
-    publish(arguments.output, "hybrids", title, describe(found, arguments.rows), {"found": list(map(asdict, found))})
+    body, data = describe(found, arguments.rows), {"found": list(map(asdict, found))}
+    publish(arguments.output, arguments.name, "Steps of models with recurrent layers", body, data)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_random_models(parser, list(SHAPES), [1, 8, 32])
+    parser.add_argument("--name", default="hybrids", help="of the result files (default %(default)s)")
     parser.add_argument("--limit", type=int, default=3, help="texts (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=48, help="for each text (default %(default)s)")
     add_threads(parser)
@@ -100,7 +103,9 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         caches = {name: fill_cache(model, CACHED, PROMPT) for name, model in models.items()}
         steps: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in arguments.rows} for name in models}
         prompts: dict[str, list[float]] = {name: [] for name in models}
+        gauge, readings = RateGauge(engine.checkpoint.model.device, DTYPES[dtype]), list[MachineRates]()
         for _ in range(ROUNDS):
+            readings.append(gauge.read())
             for name, model in models.items():
                 for rows in arguments.rows:
                     steps[name][rows] += time_forwards(model, caches[name], rows, TIMED)
@@ -109,6 +114,9 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         gain = gain_of_auto(engine, texts, 0.0, arguments.max_new_tokens)
     step_ms = {name: {rows: 1000 * median(own) for rows, own in of_rows.items()} for name, of_rows in steps.items()}
     prompt_ms = {name: 1000 * median(seconds) for name, seconds in prompts.items()}
+    floor = floor_of(config, DTYPES[dtype], readings)
+    step_ms[FLOOR] = {rows: 1000 * floor.seconds(rows, CACHED) for rows in arguments.rows}
+    prompt_ms[FLOOR] = 1000 * floor.seconds(PROMPT, CACHED)
     return Found(shape, dtype, num_parameters(config), step_ms, prompt_ms, gain)
 
 
@@ -130,7 +138,7 @@ def describe(found: list[Found], rows: list[int]) -> str:
                 f"{one.gain:.2f}" if name == NATIVE else "",
             ]
             for one in found
-            for name in (NATIVE, EAGER)
+            for name in (NATIVE, EAGER, FLOOR)
         ],
         num_text=3,
     )

@@ -3,10 +3,11 @@
     python -m benchmarks.mixtures --dtypes float32 bfloat16
 
 Weights are random. Each further row of a step is sent to experts of its own, whose weights must be read, so a step of
-many rows takes longer than that of a dense model. The table has the milliseconds of a step by its rows, those that
-`auto` knows after it has decoded some texts, how many experts of a layer are read by the rows with which step times are
-measured at start, and by as many tokens of a text, and the speed of `auto` against plain decoding: of greedy texts, and
-of texts at temperature 1, which nothing can guess.
+many rows takes longer than that of a dense model. The table has the milliseconds of a step by its rows, the least that
+it can take by the machine's own rates (its floor, with the experts of one row), those that `auto` knows after it has
+decoded some texts, how many experts of a layer are read by the rows with which step times are measured at start, and by
+as many tokens of a text, and the speed of `auto` against plain decoding: of greedy texts, and of texts at temperature
+1, which nothing can guess.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from benchmarks.shared.options import add_output, add_random_models, add_threads
 from benchmarks.shared.random_weights import write_model
 from benchmarks.shared.report import markdown_table, publish
 from benchmarks.shared.shapes import make_config
+from benchmarks.steps.machine_rates import MachineRates, RateGauge
 from benchmarks.steps.step_curve import TIMED, make_tree, time_forwards
+from benchmarks.steps.step_floor import floor_of
 from lp import Engine
 from lp.model.checkpoint import DTYPES
 
@@ -53,13 +56,14 @@ CACHED, ROUNDS = 256, 3
 class Found:
     """What was measured of one model.
 
-    step_ms, known_ms: by the number of rows. probe_experts, text_experts: the mean of the layers, by the number of
-    rows. gains: of auto against plain decoding, by the temperature.
+    step_ms, floor_ms, known_ms: by the number of rows. probe_experts, text_experts: the mean of the layers, by the
+    number of rows. gains: of auto against plain decoding, by the temperature.
     """
 
     shape: str
     dtype: str
     step_ms: dict[int, float]
+    floor_ms: dict[int, float]
     known_ms: dict[int, float]
     probe_experts: dict[int, float]
     text_experts: dict[int, float]
@@ -69,13 +73,14 @@ class Found:
 def main() -> None:
     arguments = parse_arguments()
     found = [measure(shape, dtype, arguments) for dtype in arguments.dtypes for shape in arguments.shapes]
-    title = "What further rows cost mixtures of experts"
-    publish(arguments.output, "mixtures", title, describe(found, arguments.rows), {"found": list(map(asdict, found))})
+    body, data = describe(found, arguments.rows), {"found": list(map(asdict, found))}
+    publish(arguments.output, arguments.name, "What further rows cost mixtures of experts", body, data)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_random_models(parser, list(SHAPES), [1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--name", default="mixtures", help="of the result files (default %(default)s)")
     parser.add_argument("--limit", type=int, default=6, help="texts at each temperature (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="for each text (default %(default)s)")
     add_threads(parser)
@@ -91,8 +96,15 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         engine = Engine.from_pretrained(str(folder), dtype, "cpu", compile="on")
         model = engine.checkpoint.model
         cache = fill_cache(model, CACHED, arguments.rows[-1])
-        readings = [{rows: time_forwards(model, cache, rows, TIMED) for rows in arguments.rows} for _ in range(ROUNDS)]
-        step_ms = {rows: 1000 * median(second for one in readings for second in one[rows]) for rows in arguments.rows}
+        gauge, rates = RateGauge(model.device, DTYPES[dtype]), list[MachineRates]()
+        seconds: dict[int, list[float]] = {rows: [] for rows in arguments.rows}
+        for _ in range(ROUNDS):
+            rates.append(gauge.read())
+            for rows in arguments.rows:
+                seconds[rows] += time_forwards(model, cache, rows, TIMED)
+        step_ms = {rows: 1000 * median(own) for rows, own in seconds.items()}
+        floor = floor_of(model.model.config, DTYPES[dtype], rates)
+        floor_ms = {rows: 1000 * floor.seconds(rows, CACHED) for rows in arguments.rows}
         prompts = encode(engine, read_prompts(None, arguments.limit), arguments.max_new_tokens)
         gains = {at: gain_of_auto(engine, prompts, at, arguments.max_new_tokens) for at in TEMPERATURES}
         assert engine.learner is not None
@@ -101,7 +113,7 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         probe = make_tree(model, arguments.rows[-1]).tokens.tolist()
         del engine, model, cache
         probed, read = (count_experts(folder, shape, tokens, arguments.rows) for tokens in (probe, text))
-        return Found(shape, dtype, step_ms, known_ms, probed, read, gains)
+        return Found(shape, dtype, step_ms, floor_ms, known_ms, probed, read, gains)
 
 
 def spread_tokens(folder: Path) -> None:
@@ -135,6 +147,7 @@ def describe(found: list[Found], rows: list[int]) -> str:
             for line in (
                 [f"{one.shape}, {one.dtype}", "ms of a step", *(f"{one.step_ms[count]:.1f}" for count in rows)],
                 ["", "of a plain step", *(f"{one.step_ms[count] / one.step_ms[rows[0]]:.2f}" for count in rows)],
+                ["", "ms of the floor", *(f"{one.floor_ms[count]:.1f}" for count in rows)],
                 ["", "ms that auto knows", *(f"{one.known_ms[count]:.1f}" for count in rows)],
             )
         ],

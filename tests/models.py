@@ -146,6 +146,38 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
     },
     "falcon_h1": {"model_type": "falcon_h1", **MAMBA, "mamba_d_ssm": 64, **HEAD_DIM},
+    "minimax": {
+        "model_type": "minimax",
+        **HEAD_DIM,
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "block_size": 16,
+        "linear_attn_alpha_factor": 1.5,
+        "linear_attn_beta_factor": 0.7,
+    },
+    "jamba": {
+        "model_type": "jamba",
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    # Without attention.
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_attention_heads": None,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "expand": 2,
+        "chunk_size": 16,
+    },
 }
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,

@@ -164,10 +164,16 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": SOME_LAYERS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": SOME_LAYERS},
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": _HEAD_DIM},
+    # Two recurrent layers, for two stages. transformers limits time steps in prompts alone.
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "num_hidden_layers": 5,
+        "time_step_min": 1e-9,
+    },
     "nemotron": {"head_dim": _HEAD_DIM, "num_key_value_heads": _HEADS // 2},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": _WIDTH}, "text_config": _SECTIONS},
     "qwen3_vl": {"vision_config": {"out_hidden_size": _WIDTH, "deepstack_visual_indexes": [0]}},

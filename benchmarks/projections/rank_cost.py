@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from benchmarks.shared.shapes import model_of_shape
 from lp.methods.ngram_pool import Continuation, merge
 from lp.methods.window import Window
+from lp.model.recurrent.kinds import attention_layers
 from lp.tree import TokenTree, TreeBuilder
 from parallel import build
 from parallel.comm.rows import HEADER
@@ -62,8 +63,8 @@ class RankCost:
 class RankShare:
     """What one rank holds of a model, and what each row costs it.
 
-    multiplied: weights that each row is multiplied with. windows: the sliding window of each layer, or None.
-    collectives: those of a step within the replica. sent: numbers that the rank sends in them for each row.
+    multiplied: weights that each row is multiplied with. windows: the sliding window of each layer that has attention,
+    or None. collectives: those of a step within the replica. sent: numbers that the rank sends in them for each row.
     """
 
     weight_bytes: int
@@ -145,7 +146,7 @@ def share_of(config: PreTrainedConfig, dtype: torch.dtype, tp: int = 1, stage: i
     return RankShare(
         weight_bytes=max(_weight_bytes(model, held) for held in numels) + zero_row,
         multiplied=max(_multiplied(model, held, text) for held in numels),
-        windows=[_sliding_window(text, layer) for layer in layers],
+        windows=[_sliding_window(text, layer) for layer in attention_layers(config, layers)],
         query_heads=max(len(share.query) for share in heads),
         kv_heads=max(len(share.key_value) for share in heads),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
@@ -183,9 +184,10 @@ def _multiplied(model: PreTrainedModel, numels: Mapping[str, int], text: Any) ->
     """
     total = 0
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight.dim() < 2 or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+        part = model.get_submodule(name.rpartition(".")[0])
+        if weight.dim() < 2 or isinstance(part, nn.Embedding):
             continue
-        is_experts = weight.dim() == 3
+        is_experts = weight.dim() == 3 and not isinstance(part, nn.Conv1d)
         total += numels[name] * text.num_experts_per_tok // weight.shape[0] if is_experts else numels[name]
     return total
 

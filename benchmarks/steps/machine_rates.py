@@ -57,6 +57,9 @@ class RateGauge:
         self._products = _products(torch.full((size, size), 1 / size, dtype=dtype, device=device))
         self._flops = 2 * NUM_PRODUCTS * size**3
 
+    def read(self) -> MachineRates:
+        return MachineRates(self.read_bytes_per_s(), self.read_flops_per_s())
+
     def read_bytes_per_s(self) -> float:
         """A CPU reads the buffer, as a step reads its weights; a GPU copies it, which counts bytes read and written."""
         copy = self._copy

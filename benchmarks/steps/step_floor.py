@@ -8,9 +8,13 @@ may be faster than this floor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.projections.rank_cost import RankShare
+import torch
+from transformers import PreTrainedConfig
+
+from benchmarks.projections.rank_cost import RankShare, share_of
 from benchmarks.steps.machine_rates import MachineRates
 
 
@@ -33,3 +37,9 @@ class StepFloor:
     def seconds(self, num_rows: int, cached: int) -> float:
         moving = self.num_bytes(num_rows, cached) / self.rates.bytes_per_s
         return max(moving, self.share.flops(num_rows, cached) / self.rates.flops_per_s)
+
+
+def floor_of(config: PreTrainedConfig, dtype: torch.dtype, readings: Sequence[MachineRates]) -> StepFloor:
+    """The floor of a whole model, at the highest of the rates that were read."""
+    rates = MachineRates(max(one.bytes_per_s for one in readings), max(one.flops_per_s for one in readings))
+    return StepFloor(share_of(config, dtype), dtype.itemsize, rates)

@@ -43,7 +43,7 @@ class ContiguousCache(KVCache):
         return self._granted // PAGE
 
     def has_room(self, num_tokens: int) -> bool:
-        return num_tokens <= self._granted and bool(self._stores)
+        return num_tokens <= self._granted and (bool(self._stores) or not self.num_layers)
 
     def reserve(self, num_rows: int) -> None:
         if self._memory is not None:

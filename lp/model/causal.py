@@ -93,7 +93,7 @@ class CausalModel:
 
     def _find_attention_kind(self, kind: AttentionKind) -> AttentionKind:
         """Which kind of attention a setting means here."""
-        dims = sorted({dim for layer in self.layers for dim in head_dims(self.model.config, layer)})
+        dims = sorted({dim for layer in self.attention_layers for dim in head_dims(self.model.config, layer)})
         return resolve_kind(kind, self.device, self.dtype, dims)
 
     @property
@@ -245,7 +245,7 @@ class CausalModel:
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 past_key_values=RowsOnly(self.num_layers, positions),
-                use_cache=True,
+                use_cache=False,  # it need not make a cache, nor know the kind of this one
                 # A model that is asked for no logits may compute all of them.
                 logits_to_keep=upload(answered if len(answered) else np.zeros(1, np.int64), self.device),
             )

@@ -51,7 +51,7 @@ def check_config(config: PreTrainedConfig) -> None:
             f"{_name(config)} has layers of type {', '.join(unknown)}; only {', '.join(sorted(KNOWN_LAYERS))} can "
             "branch exactly"
         )
-    if getattr(text, "num_attention_heads", None) is None:
+    if getattr(text, "num_attention_heads", None) is None and not is_family(config):
         raise UnsupportedArchitecture(
             f"{_name(config)} has no attention heads; only attention and some recurrent layers can branch exactly"
         )

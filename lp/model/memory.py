@@ -21,6 +21,7 @@ from lp.kv_cache.contiguous import ContiguousMemory
 from lp.kv_cache.recurrent import MOST_STATES
 from lp.model.layers import cached_layers, head_counts, head_dims
 from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.recurrent.kinds import attention_layers
 from lp.model.weight_files import FLOATING
 
 # A cache of this many tokens must fit, or of the whole context if that is shorter.
@@ -114,7 +115,8 @@ def _entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
     """Bytes that the keys and values of `num_tokens` tokens take in all layers."""
-    per_token = sum(head_counts(config, layer)[1] * sum(head_dims(config, layer)) for layer in cached_layers(config))
+    layers = attention_layers(config, cached_layers(config))
+    per_token = sum(head_counts(config, layer)[1] * sum(head_dims(config, layer)) for layer in layers)
     return per_token * num_tokens * dtype.itemsize
 
 
@@ -163,10 +165,12 @@ class Bound(NamedTuple):
     def shared_by(self, numbers_per_token: Sequence[int]) -> list[Bound]:
         """A share for each of some models, so that all get the same number of pages.
 
-        numbers_per_token: of each model's keys and values.
+        numbers_per_token: of each model's keys and values. Models without any get equal shares.
         """
         if len(numbers_per_token) == 1:
             return [self]
+        if not any(numbers_per_token):
+            numbers_per_token = [1] * len(numbers_per_token)
         reason, whole = f"{self.reason}, shared with a second model", sum(numbers_per_token)
         return [Bound(self.setting, self.size * number / whole, reason) for number in numbers_per_token]
 

@@ -50,6 +50,7 @@ PIPELINE: dict[str, dict[str, list[str]]] = {
     "falcon": _decoder("transformer.word_embeddings", "transformer.h", "transformer.ln_f"),
     "falcon_h1": _decoder("model.embed_tokens", "model.layers", "model.final_layernorm"),
     "gpt_neox": _decoder("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm"),
+    "jamba": _decoder("model.embed_tokens", "model.layers", "model.final_layernorm"),
     "lfm2": _decoder("model.embed_tokens", "model.layers", "model.embedding_norm"),
     "lfm2_moe": _decoder("model.embed_tokens", "model.layers", "model.embedding_norm"),
     "mpt": _decoder("transformer.wte", "transformer.blocks", "transformer.norm_f"),

@@ -8,7 +8,7 @@ come in and go out through the current `Step`. Knows nothing of ranks, or of how
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -87,7 +87,8 @@ def cut_stage(model: PreTrainedModel, index: int, num_stages: int) -> list[int]:
     returns_more = config.model_type in RETURN_MORE
     for layer in range(len(parts.layers)):
         if layer not in own:
-            parts.layers[layer] = (EarlierLayer if layer < own.start else LaterLayer)(returns_more)
+            stand_in = EarlierLayer if layer < own.start else LaterLayer
+            parts.layers[layer] = stand_in(returns_more, kinds_of(parts.layers[layer]))
     if index > 0:
         for name in parts.embeddings:
             model.set_submodule(name, PlaceholderEmbedding(config.hidden_size, model.dtype))
@@ -122,13 +123,19 @@ def share_out(sizes: Sequence[int], num_stages: int, last: int = 0, needed: Coll
     return [range(begin, end) for begin, end in pairwise(best[len(sizes)][1])]
 
 
+def kinds_of(layer: nn.Module) -> dict[str, str]:
+    """The attributes of a layer that are words, by which some models choose what they give it."""
+    return {name: value for name, value in vars(layer).items() if isinstance(value, str)}
+
+
 class _OtherLayer(nn.Module):
     """Stands in for a layer of another stage."""
 
-    def __init__(self, returns_more: bool = False):
-        """returns_more: whether the layer returns something behind the hidden states."""
+    def __init__(self, returns_more: bool, kinds: Mapping[str, str]):
+        """returns_more: whether the layer returns something behind the hidden states. kinds: see `kinds_of`."""
         super().__init__()
         self._returns_more = returns_more
+        self.__dict__.update(kinds)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
         step: Step | None = current_step()

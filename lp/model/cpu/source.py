@@ -19,6 +19,7 @@ from lp.model.program.steps import (
     AllReduce,
     Attention,
     Collective,
+    Constant,
     Convolution,
     ExpertProduct,
     Gather,
@@ -26,6 +27,7 @@ from lp.model.program.steps import (
     Operand,
     Product,
     Program,
+    Scan,
     Shared,
     StatePart,
     TopK,
@@ -37,9 +39,8 @@ from lp.model.program.steps import (
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import GROUP, QuantizedWeight, WeightFormat
 
-FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE = range(
-    10
-)
+FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS = range(8)
+CONVOLUTION, RECURRENCE, SCAN = range(8, 11)
 REDUCE, GATHER = range(2)
 # The place of the layer among the arguments of an attention.
 LAYER = 4
@@ -200,16 +201,21 @@ def _state_part(step: StatePart, stage: int, states: StateShape) -> Instruction:
         num_taps, size = step.shape
         given = *_placed(step.x), step.out, step.taps, step.bias or 0
         return Instruction(CONVOLUTION, 0, stage, False, (*given, size, num_taps, *where))
+    if isinstance(step, Scan):
+        operands = step.queries, step.keys, step.values, step.times
+        given = [part for one in operands for part in (*_placed(one), 1)]
+        return Instruction(SCAN, 0, stage, False, (*given, step.rates, 0, 0, 0, step.out, 1, 1, *step.shape, *where))
     heads = [part for one in (step.queries, step.keys, step.values) for part in (*_placed(one), one.strides[0])]
     each = [*_placed(step.logs), 1, *((0, 0, 0) if step.rates is None else _placed(step.rates)), 1]
     sizes = step.num_heads, step.num_key_heads, step.key_dim, step.value_dim
     return Instruction(RECURRENCE, 0, stage, False, (*heads, *each, step.out, *sizes, *where))
 
 
-def _placed(x: Operand) -> tuple[Value, int, int]:
-    """A value, and where an operand begins in its rows, which have so many numbers."""
-    assert isinstance(x.source, Value)
-    return x.source, x.start, x.source.width
+def _placed(x: Operand) -> tuple[Value | Constant, int, int]:
+    """A value, and where an operand begins in its rows, which have so many numbers; none of a constant, which has one
+    row for all.
+    """
+    return x.source, x.start, x.source.width if isinstance(x.source, Value) else 0
 
 
 def _collective(step: Collective, stage: int, is_last: bool) -> Instruction:

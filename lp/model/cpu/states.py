@@ -17,7 +17,7 @@ from torch import Tensor
 from lp.kv_cache.recurrent import State
 from lp.model.cpu.layout import StepLayout
 from lp.model.fast_forward import SequenceRows
-from lp.model.program.steps import Convolution, Program, Recurrence, StatePart
+from lp.model.program.steps import Convolution, Program, Scan, StatePart
 
 # Columns of a matrix that a thread advances at a time: MATRIX_COLUMNS in kernels/recurrent.h.
 MATRIX_COLUMNS = 32
@@ -66,6 +66,8 @@ def state_shape(program: Program, dtype: torch.dtype) -> StateShape:
         if isinstance(step, Convolution):
             num_taps, size = step.shape
             shape, own, num_left = (num_taps - 1, size), dtype, size
+        elif isinstance(step, Scan):
+            shape, own, num_left = step.shape, torch.float32, step.shape[0] + 2 * step.shape[1]
         else:
             shape, own = (step.num_heads, step.key_dim, step.value_dim), torch.float32
             num_left = step.num_key_heads * step.key_dim + step.num_heads * (step.value_dim + 1)
@@ -88,10 +90,10 @@ class NativeStates:
         for part in shape.parts:
             self._layers.setdefault(part.step.layer, []).append(part)
         self._first = torch.zeros(shape.num_bytes, dtype=torch.uint8)  # before the first token
-        matrices = [part.step for part in shape.parts if isinstance(part.step, Recurrence)]
-        self._most_inputs = max((step.key_dim for step in matrices), default=0)
+        matrices = [part for part in shape.parts if not isinstance(part.step, Convolution)]
+        self._most_inputs = max((part.shape[-2] for part in matrices), default=0)
         if matrices:
-            library.replay_rows.argtypes, library.replay_rows.restype = [_POINTER] * 4 + [_NUMBER] * 6, None
+            library.replay_rows.argtypes, library.replay_rows.restype = [_POINTER] * 5 + [_NUMBER] * 6, None
         self._steps: list[_Step] = []
 
     def num_floats(self, given: Sequence[SequenceRows]) -> int:
@@ -173,10 +175,14 @@ class LayerStates:
         left, step = self.step.left_of(part), part.step
         if isinstance(step, Convolution):
             return torch.cat([before, left[rows]])[-len(before) :]
-        after = torch.empty_like(before)
+        after, rates, sizes = torch.empty_like(before), None, (1, 1, *part.shape)
+        if isinstance(step, Scan):
+            rates = step.rates.tensor.data_ptr()
+        else:
+            sizes = step.num_heads, step.num_key_heads, step.key_dim, step.value_dim
         self.step.library.replay_rows(
-            before.data_ptr(), after.data_ptr(), left.data_ptr(), (ctypes.c_long * len(rows))(*rows), len(rows),
-            step.num_heads, step.num_key_heads, step.key_dim, step.value_dim, torch.get_num_threads(),
+            before.data_ptr(), after.data_ptr(), left.data_ptr(), (ctypes.c_long * len(rows))(*rows), rates, len(rows),
+            *sizes, torch.get_num_threads(),
         )  # fmt: skip
         return after
 

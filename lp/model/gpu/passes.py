@@ -32,6 +32,7 @@ from lp.model.program.steps import (
     Recurrence,
     Reduce,
     Round,
+    Scan,
     Step,
     TopK,
     Value,
@@ -149,6 +150,9 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             queries, keys, values, logs = (of(one) for one in (step.queries, step.keys, step.values, step.logs))
             rates = step.rates and of(step.rates)
             return replace(step, queries=queries, keys=keys, values=values, logs=logs, rates=rates)
+        case Scan():
+            queries, keys, values, times = (of(one) for one in (step.queries, step.keys, step.values, step.times))
+            return replace(step, queries=queries, keys=keys, values=values, times=times)
 
 
 def look_up_apart(program: Program) -> None:

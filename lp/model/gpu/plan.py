@@ -26,6 +26,7 @@ from lp.model.program.steps import (
     Product,
     Program,
     Recurrence,
+    Scan,
     Shared,
     TopK,
     Value,
@@ -209,7 +210,7 @@ class _Plan:
                 return RunCollective(step, last_uses)
             case TopK():
                 return RunTopK(step, last_uses)
-            case Convolution() | Recurrence():
+            case Convolution() | Recurrence() | Scan():
                 raise AssertionError("models with recurrent layers are not planned")
             case ExpertProduct():
                 bias = None if step.bias is None else step.bias.tensor.detach().contiguous()

@@ -33,6 +33,7 @@ from lp.model.program.steps import (
     Program,
     Recurrence,
     Reduce,
+    Scan,
     TopK,
     Value,
 )
@@ -553,10 +554,18 @@ class Lowering:
     def _lower_recurrence(self, operation: Operation) -> None:
         queries, keys, values, logs, layer, *rates = operation.args
         out = self._known.fresh(operation.outputs[0], 0)
-        asked, known, added, decays = (self._by_row(tensor) for tensor in (queries, keys, values, logs))
+        asked, known, added = (self._by_row(tensor) for tensor in (queries, keys, values))
+        is_fixed = not self._known.is_value(logs)  # the same decays for all rows
+        decays = self._known.operand(logs, logs.shape, 0) if is_fixed else self._by_row(logs)
         shape = values.shape[1], keys.shape[1], keys.shape[2], values.shape[2]
         rate = self._by_row(rates[0]) if rates else None
         self.program.steps.append(Recurrence(out, asked, known, added, decays, rate, layer, *shape))
+
+    def _lower_scan(self, operation: Operation) -> None:
+        *of_rows, rates, layer = operation.args
+        out = self._known.fresh(operation.outputs[0], 0)
+        own = self._known.constant(rates.contiguous())
+        self.program.steps.append(Scan(out, *(self._by_row(tensor) for tensor in of_rows), own, layer))
 
     def _by_row(self, tensor: Tensor) -> Operand:
         """[R, N] or [R, heads, N], whose numbers lie side by side, as an operand with one stride for each dimension."""

@@ -156,3 +156,6 @@ class RecordedRows:
     def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
         args = queries, keys, values, logs, self.layer, *(() if rates is None else (rates,))
         return self.recorder.note("recurrence", args, values.shape, values.dtype)
+
+    def scan(self, queries: Tensor, keys: Tensor, values: Tensor, times: Tensor, rates: Tensor) -> Tensor:
+        return self.recorder.note("scan", (queries, keys, values, times, rates, self.layer), values.shape, values.dtype)

@@ -222,7 +222,8 @@ class Recurrence:
     """Advances each row's matrix along its path, and reads it: see StateRows in lp/model/recurrent/base.py. The matrix
     [num_heads, key_dim, value_dim] is a part of a layer's state.
 
-    queries, keys, values: their strides are those of heads and 1. logs, rates: one number for each head of values.
+    queries, keys, values: their strides are those of heads and 1. logs, rates: one number for each head of values; logs
+    may be a constant.
     """
 
     out: Value
@@ -236,6 +237,29 @@ class Recurrence:
     num_key_heads: int
     key_dim: int
     value_dim: int
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Advances each row's matrix along its path, where each number decays by itself, and reads it: see StateRows. The
+    matrix [D, E] is a part of a layer's state.
+
+    queries, keys, values, times: numbers side by side. rates: [D, E].
+    """
+
+    out: Value
+    queries: Operand
+    keys: Operand
+    values: Operand
+    times: Operand
+    rates: Constant
+    layer: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """D, E."""
+        key_dim, value_dim = self.rates.tensor.shape
+        return key_dim, value_dim
 
 
 @dataclass(frozen=True)
@@ -284,7 +308,7 @@ Statement = Map | Reduce | Gather | Round | Keep
 # What waits for the other ranks.
 Collective = AllReduce | AllGather
 # What advances a part of a recurrent layer's state.
-StatePart = Convolution | Recurrence
+StatePart = Convolution | Recurrence | Scan
 # What all threads of a device do together.
 Shared = Product | Lookup | Attention | StatePart | Collective | TopK | ExpertProduct
 Step = Statement | Shared
@@ -354,6 +378,8 @@ def reads(step: Step) -> list[Operand]:
         case Recurrence():
             rates = [] if step.rates is None else [step.rates]
             return [step.queries, step.keys, step.values, step.logs, *rates]
+        case Scan():
+            return [step.queries, step.keys, step.values, step.times]
         case ExpertProduct():
             return [step.x, step.experts]
         case Attention():

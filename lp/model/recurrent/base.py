@@ -85,28 +85,70 @@ def split(
     ]
 
 
+class Added(Protocol):
+    """What the rows of a piece add to a layer's matrix."""
+
+    def advance(self, matrix: Tensor, rows: Sequence[int] | slice, parent: int) -> Tensor:
+        """The matrix after `rows`: see `Factors.advance`."""
+        ...
+
+
 @dataclass
-class Factors:
-    """What advances a layer's state by rows of a piece. inputs: [N, C] of the convolution. keys, values: [H, N, D] and
-    [H, N, E], whose products are added to the matrix, and sums: [N, H] float64, the sum of each row's decays and its
-    ancestors'; None in a layer that has no matrix.
+class Products:
+    """keys, values: [H, N, D] and [H, N, E], whose products are added to the matrix. sums: [N, H] float64, the sum of
+    each row's decays and its ancestors'.
     """
 
-    inputs: Tensor
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    sums: Tensor | None = None
+    keys: Tensor
+    values: Tensor
+    sums: Tensor
+
+    def advance(self, matrix: Tensor, rows: Sequence[int] | slice, parent: int) -> Tensor:
+        sums = self.sums[rows]
+        whole = (sums[-1] - self.sums[parent] if parent >= 0 else sums[-1]).exp().to(matrix.dtype)
+        left = (sums[-1] - sums).exp().to(matrix.dtype).T[..., None]
+        added = (self.keys[:, rows] * left).transpose(1, 2) @ self.values[:, rows]
+        return matrix * whole[:, None, None] + added
+
+
+@dataclass
+class Scanned:
+    """keys: [N, D], and values: [N, E], whose products are added to the matrix [D, E]. times: [N, E] and rates: [D, E],
+    the exponentials of whose products are what is left of each number of the matrix after a row.
+    """
+
+    keys: Tensor
+    values: Tensor
+    times: Tensor
+    rates: Tensor
+
+    def after(self, row: int, matrix: Tensor) -> Tensor:
+        """The matrix after a row, of that before it."""
+        return matrix * (self.times[row] * self.rates).exp() + self.keys[row, :, None] * self.values[row]
+
+    def advance(self, matrix: Tensor, rows: Sequence[int] | slice, parent: int) -> Tensor:
+        for row in range(len(self.keys))[rows] if isinstance(rows, slice) else rows:
+            matrix = self.after(row, matrix)
+        return matrix
+
+
+@dataclass
+class Factors:
+    """What advances a layer's state by rows of a piece. inputs: [N, C] of the convolution. added: to the matrix. What a
+    layer has no use for is None.
+    """
+
+    inputs: Tensor | None = None
+    added: Added | None = None
 
     def advance(self, state: State, rows: Sequence[int] | slice, parent: int) -> State:
         """The state after `rows`, a part of a path, where `state` is that after `parent`, the first row's parent."""
-        last_inputs = torch.cat([state[0], self.inputs[rows]])[-len(state[0]) :]
-        if self.keys is None or self.values is None or self.sums is None:
-            return (last_inputs,)
-        sums = self.sums[rows]
-        whole = (sums[-1] - self.sums[parent] if parent >= 0 else sums[-1]).exp().to(state[1].dtype)
-        left = (sums[-1] - sums).exp().to(state[1].dtype).T[..., None]
-        added = (self.keys[:, rows] * left).transpose(1, 2) @ self.values[:, rows]
-        return last_inputs, state[1] * whole[:, None, None] + added
+        after = list[Tensor]()
+        if self.inputs is not None:
+            after.append(torch.cat([state[0], self.inputs[rows]])[-len(state[0]) :])
+        if self.added is not None:
+            after.append(self.added.advance(state[-1], rows, parent))
+        return tuple(after)
 
 
 @dataclass
@@ -132,7 +174,9 @@ class RecurrentStep(Protocol):
 
 
 class StateRows(Protocol):
-    """Rows that follow each other, as a layer's states see them. A layer calls each function once at most."""
+    """Rows that follow each other, as a layer's states see them. A layer calls each function once at most. Its state is
+    the last inputs of the convolution, if it has one, and then the matrix, if it has one.
+    """
 
     def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
         """A causal convolution of each channel by itself along each row's path: [N, C] -> [N, C]."""
@@ -144,6 +188,14 @@ class StateRows(Protocol):
         queries, keys: [N, G, D] and values: [N, H, E], all float32. logs: [N, H] float32, the logarithm of each row's
         decay. rates: [N, H]; a row then adds its value less what the decayed matrix says of its key, times the rate.
         None: it adds its value. Returns float32 [N, H, E].
+        """
+        ...
+
+    def scan(self, queries: Tensor, keys: Tensor, values: Tensor, times: Tensor, rates: Tensor) -> Tensor:
+        """Advances each row's matrix, and reads it: matrix = exp(times * rates) * its parent's + key * value, queries @
+        matrix.
+
+        queries, keys: [N, D], values, times: [N, E] and rates: [D, E], all float32. Returns float32 [N, E].
         """
         ...
 
@@ -207,12 +259,11 @@ class PieceRows:
     def __init__(self, state: State, paths: Paths):
         self.state, self.paths = state, paths
         self._inputs: Tensor | None = None
-        self._added: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
+        self._added: Added | None = None
 
     @property
     def factors(self) -> Factors:
-        assert self._inputs is not None, "every layer has a convolution"
-        return Factors(self._inputs, *self._added)
+        return Factors(self._inputs, self._added)
 
     def convolve(self, inputs: Tensor, convolution: nn.Conv1d) -> Tensor:
         self._inputs = inputs
@@ -226,7 +277,7 @@ class PieceRows:
         return result.to(inputs.dtype)
 
     def read(self, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor | None = None) -> Tensor:
-        matrix, decays, num_heads = self.state[1], Decays(logs, self.paths), values.shape[1]
+        matrix, decays, num_heads = self.state[-1], Decays(logs, self.paths), values.shape[1]
         queries, keys, added = _by_head(queries, num_heads), _by_head(keys, num_heads), values.transpose(0, 1)
         if rates is not None:
             # What a row adds is what its value differs from what its parent's state says of its key. That is a system
@@ -235,9 +286,16 @@ class PieceRows:
             overlaps = (keys @ keys.transpose(1, 2) * decays.left * rate).masked_fill(~self.paths.strict, 0.0)
             differences = (added - keys @ matrix * decays.whole) * rate
             added = torch.linalg.solve_triangular(overlaps, differences, upper=False, unitriangular=True)
-        self._added = keys, added, decays.sums
+        self._added = Products(keys, added, decays.sums)
         of_rows = (queries @ keys.transpose(1, 2) * decays.left) @ added
         return (of_rows + (queries @ matrix) * decays.whole).transpose(0, 1)
+
+    def scan(self, queries: Tensor, keys: Tensor, values: Tensor, times: Tensor, rates: Tensor) -> Tensor:
+        # Pairs of rows are not one product here, as every number decays by itself: row after row is computed.
+        self._added, matrices = Scanned(keys, values, times, rates), list[Tensor]()
+        for row, parent in enumerate(self.paths.parents.tolist()):
+            matrices.append(self._added.after(row, matrices[parent] if parent >= 0 else self.state[-1]))
+        return torch.einsum("nd,nde->ne", queries, torch.stack(matrices))
 
 
 class Decays:

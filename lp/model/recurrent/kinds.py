@@ -13,7 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lp.model.recurrent.base import RecurrentLayer
 from lp.model.recurrent.delta_net import GatedDeltaNet, InterleavedDeltaNet, SeparateDeltaNet
+from lp.model.recurrent.lightning_attention import LightningAttention
 from lp.model.recurrent.mamba2 import Mamba2, ScaledMamba2
+from lp.model.recurrent.selective_scan import SelectiveScan
 from lp.model.recurrent.short_convolution import ShortConvolution
 
 # By the class in transformers.
@@ -24,15 +26,18 @@ KINDS: dict[str, type[RecurrentLayer]] = {
     "Qwen3_5GatedDeltaNet": GatedDeltaNet,
     "Qwen3_5MoeGatedDeltaNet": GatedDeltaNet,
     "OlmoHybridGatedDeltaNet": SeparateDeltaNet,
+    "MiniMaxLightningAttention": LightningAttention,
     "GraniteMoeHybridMambaLayer": Mamba2,
     "BambaMixer": Mamba2,
+    "Mamba2Mixer": Mamba2,
+    "JambaMambaMixer": SelectiveScan,
     "NemotronHMamba2Mixer": Mamba2,
     "FalconH1Mixer": ScaledMamba2,
 }
 # The `model_type` of the families whose recurrent layers are all of these classes.
 FAMILIES = {
-    "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid", "bamba",
-    "nemotron_h", "falcon_h1",
+    "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "minimax", "granitemoehybrid",
+    "bamba", "nemotron_h", "falcon_h1", "mamba2", "jamba",
 }  # fmt: skip
 # The types of their layers that have a state, that have no attention, and of all that other families do not have.
 WITH_STATE = {"linear_attention", "conv", "hybrid"}

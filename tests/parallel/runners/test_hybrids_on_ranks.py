@@ -27,7 +27,7 @@ from tests.parallel.modes import engines
 from tests.parallel.ranks import run_ranks
 from tests.slow import exhaustive_except
 
-ARCHITECTURES = ("lfm2", "qwen3_next", "bamba")
+ARCHITECTURES = ("lfm2", "qwen3_next", "bamba", "minimax", "mamba2", "jamba")
 PROMPTS = [make_prompt(length, seed=length) for length in (3, 90, 270)]
 
 
@@ -51,6 +51,9 @@ def run_all(mesh: Mesh, channel: Channel, folder: str, compile: str) -> tuple[li
         ("lfm2", 2, "on"),
         ("bamba", 2, "on"),
         ("qwen3_next", 3, "on"),
+        ("minimax", 2, "on"),
+        ("mamba2", 2, "on"),
+        ("jamba", 2, "on"),
         quick=[("qwen3_next", 2, "off")],
     ),
 )
@@ -73,6 +76,7 @@ def test_greedy_tokens_are_those_of_generate(
         [(name, victim) for name in ARCHITECTURES for victim in (0, 1)],
         ("bamba", 0),
         ("qwen3_next", 1),
+        ("mamba2", 1),
         quick=[("lfm2", 0)],
     ),
 )
@@ -87,7 +91,9 @@ FOUR_LAYERS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "bamba": {"num_hidden_layers": 4, "attn_layer_indices": [2]},
     "qwen3_next": {"num_hidden_layers": 4},
-    "nemotron_h": {"num_hidden_layers": 4},
+    "nemotron_h": {"num_hidden_layers": 4, "time_step_min": 1e-9},  # transformers limits them in prompts alone
+    "minimax": {"num_hidden_layers": 4},
+    "jamba": {"num_hidden_layers": 4},
 }
 
 
@@ -126,7 +132,11 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
     exhaustive_except(
         [
             *((name, "pp", 2, mode) for name in FOUR_LAYERS for mode in ("off", "on")),
-            *((name, "tp", 2, mode) for name in ("qwen3_next", "granitemoehybrid") for mode in ("off", "on")),
+            *(
+                (name, "tp", 2, mode)
+                for name in ("qwen3_next", "granitemoehybrid", "minimax")
+                for mode in ("off", "on")
+            ),
             ("lfm2", "pp", 3, "on"),
         ],
         ("lfm2", "pp", 3, "on"),
@@ -134,6 +144,10 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
         ("qwen3_next", "pp", 2, "on"),
         ("qwen3_next", "tp", 2, "on"),
         ("granitemoehybrid", "tp", 2, "off"),
+        ("nemotron_h", "pp", 2, "on"),
+        ("minimax", "pp", 2, "on"),
+        ("minimax", "tp", 2, "on"),
+        ("jamba", "pp", 2, "on"),
         quick=[("lfm2", "pp", 2, "off")],
     ),
 )

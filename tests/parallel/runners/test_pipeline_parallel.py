@@ -337,7 +337,12 @@ def lose_a_stage(mesh: Mesh, channel: Channel, exchange: str, folder: str) -> tu
     return caught.value.ranks
 
 
-@pytest.mark.parametrize("exchange", ["shm", "gloo"])
-def test_a_lost_stage_is_named_by_all_others(exchange: str, folder_of: Callable[[str], str]) -> None:
-    outcomes = run_ranks_to_end(lose_a_stage, 3, exchange, folder_of("llama"), exchange=exchange)
-    assert [outcome.result for outcome in outcomes] == [(1,), None, (1,)], outcomes
+@pytest.mark.parametrize(
+    ("architecture", "num_ranks", "exchange"),
+    [("llama", 3, "shm"), ("llama", 3, "gloo"), ("qwen3_next", 2, "shm"), ("qwen3_next", 2, "gloo")],
+)
+def test_a_lost_stage_is_named_by_all_others(
+    architecture: str, num_ranks: int, exchange: str, folder_of: Callable[[str], str]
+) -> None:
+    outcomes = run_ranks_to_end(lose_a_stage, num_ranks, exchange, folder_of(architecture), exchange=exchange)
+    assert [outcome.result for outcome in outcomes] == [(1,), None, (1,)][:num_ranks], outcomes

@@ -79,6 +79,12 @@ static inline void store_some(float* to, Vector value, long count) {
     memcpy(to, &value, count > 0 ? count * 4 : 0);
 }
 
+static inline Vector exponentials(Vector x) {
+    Vector result;
+    for (int l = 0; l < LANES; l++) result[l] = exponential(x[l]);
+    return result;
+}
+
 // Numbers of a matrix after a row, of what they were before.
 static inline Vector advanced(Vector before, Vector decay, Vector key, Vector added) {
     return multiply_add(key, added, before * decay);
@@ -93,22 +99,29 @@ struct Heads {
     const float* of(long row, long head) const { return numbers + row * width + head * stride; }
 };
 
+struct Sizes {
+    long num_heads, num_key_heads, key_size, size;
+
+    long head_of_keys(long head) const { return head * num_key_heads / num_heads; }
+    // What one row leaves: its keys, what it adds, and its decays, or a time for each column.
+    long num_left(bool scans) const { return num_key_heads * key_size + num_heads * size + (scans ? size : num_heads); }
+};
+
 // a: queries, keys, values, logarithms of decays, and rates or null, each with start, width and stride of heads; what is
 // written; H, heads of keys, D and E; the part's number, and where it lies in a state and in what rows leave.
-struct Matrices {
+//
+// SCANS: there is one head, each of whose numbers decays by itself: in the place of the logarithms are times [E], and in
+// that of the rates those [D, E] with which times are multiplied.
+template <bool SCANS>
+struct Matrices : Sizes {
     const Heads queries, keys, values, logs, rates;
     float* out;
     const bool has_rates;
-    const long num_heads, num_key_heads, key_size, size, number, state_at, left_at;
+    const long number, state_at, left_at;
 
     Matrices(const long* a)
-        : queries(a), keys(a + 4), values(a + 8), logs(a + 12), rates(a + 16), out((float*)a[20]), has_rates(a[16]),
-          num_heads(a[21]), num_key_heads(a[22]), key_size(a[23]), size(a[24]), number(a[25]), state_at(a[26]),
-          left_at(a[27]) {}
-
-    long head_of_keys(long head) const { return head * num_key_heads / num_heads; }
-    // What one row leaves: its keys, what it adds, and its decays.
-    long num_left() const { return num_key_heads * key_size + num_heads * size + num_heads; }
+        : Sizes{a[21], a[22], a[23], a[24]}, queries(a), keys(a + 4), values(a + 8), logs(a + 12), rates(a + 16),
+          out((float*)a[20]), has_rates(!SCANS && a[16]), number(a[25]), state_at(a[26]), left_at(a[27]) {}
 
     // Runs all rows of a sequence through columns of one head's matrix. room: matrices of MATRIX_COLUMNS columns.
     void run(const Step& step, long sequence, const Visit* visits, long head, long column, float* room) const {
@@ -125,7 +138,8 @@ struct Matrices {
             const float *from = room + visit->from * room_size, *key = keys.of(row, head_of_keys(head));
             const float* query = queries.of(row, head_of_keys(head));
             float* to = room + visit->to * room_size;
-            const float decay = exponential(*logs.of(row, head));
+            const float* times = logs.of(row, head) + (SCANS ? column : 0);
+            const float decay = SCANS ? 0.0f : exponential(*times);
             Vector added[ACROSS], sums[ACROSS];
             for (long w = 0; w < ACROSS; w++)
                 added[w] = load_some(values.of(row, head) + column + w * LANES, count - w * LANES);
@@ -138,17 +152,23 @@ struct Matrices {
                 for (long w = 0; w < ACROSS; w++) added[w] = multiply_add(less, sums[w], added[w]) * rate;
             }
             for (long w = 0; w < ACROSS; w++) sums[w] = Vector{};
-            const Vector kept = broadcast(decay);
+            Vector kept = broadcast(decay);
             for (long d = 0; d < key_size; d++)
                 for (long w = 0; w < ACROSS; w++) {
                     const long here = d * MATRIX_COLUMNS + w * LANES;
+                    if constexpr (SCANS) {
+                        const float* own = rates.numbers + d * size + column + w * LANES;
+                        const long left = count - w * LANES;
+                        kept = exponentials(load_some(times + w * LANES, left) * load_some(own, left));
+                    }
                     const Vector after = advanced(load(from + here), kept, broadcast(key[d]), added[w]);
                     store(to + here, after);
                     sums[w] = multiply_add(broadcast(query[d]), after, sums[w]);
                 }
             float* answer = out + (row * num_heads + head) * size + column;
             for (long w = 0; w < ACROSS; w++) store_some(answer + w * LANES, sums[w], count - w * LANES);
-            leave(states, visit->row - own.num_rows + states.num_left, head, column, count, key, added, decay);
+            leave(states, visit->row - own.num_rows + states.num_left, head, column, count, key, added,
+                  SCANS ? times : &decay);
             for (long stop = states.first_stop; stop < states.last_stop; stop++) {
                 if (step.stops[stop].num_rows != visit->row + 1) continue;
                 float* state = (float*)(step.stops[stop].state + state_at) + at;
@@ -158,21 +178,24 @@ struct Matrices {
     }
 
     // Writes a row's share of what rows leave. place: its number among those that do; less than 0 for a row that does not.
+    // decays: the head's, or the columns' times.
     void leave(const SequenceStates& states, long place, long head, long column, long count, const float* key,
-               const Vector* added, float decay) const {
+               const Vector* added, const float* decays) const {
         if (place < 0) return;
-        float* left = (float*)states.left_of(left_at) + place * num_left();
+        float* left = (float*)states.left_of(left_at) + place * num_left(SCANS);
         float* adds = left + num_key_heads * key_size;
         memcpy(adds + head * size + column, added, count * 4);
+        if (SCANS) memcpy(adds + size + column, decays, count * 4);
         if (column > 0) return;
-        adds[num_heads * size + head] = decay;
+        if (!SCANS) adds[num_heads * size + head] = *decays;
         if (head == 0 || head_of_keys(head) != head_of_keys(head - 1))
             memcpy(left + head_of_keys(head) * key_size, key, key_size * 4);
     }
 };
 
+template <bool SCANS>
 static void recur(const Step& step, const long* a, float* room, long thread, long num_threads) {
-    const Matrices matrices(a);
+    const Matrices<SCANS> matrices(a);
     const long num_blocks = (matrices.size + MATRIX_COLUMNS - 1) / MATRIX_COLUMNS, num_tasks = matrices.num_heads * num_blocks;
     const Visit* visits = step.visits;
     for (long n = 0; n < step.num_sequences; visits += step.sequences[n++].num_rows)
@@ -180,27 +203,31 @@ static void recur(const Step& step, const long* a, float* room, long thread, lon
             matrices.run(step, n, visits, task / num_blocks, task % num_blocks * MATRIX_COLUMNS, room);
 }
 
-// Advances a matrix [H, D, E] by some of the rows that have left something, in the order of their path.
-static void replay(const float* before, float* after, const float* left, const long* rows, long num_rows, long num_heads,
-                   long num_key_heads, long key_size, long size, long num_threads) {
-    const long num_left = num_key_heads * key_size + num_heads * size + num_heads;
+// Advances a matrix [H, D, E] by some of the rows that have left something, in the order of their path. rates: of a scan.
+template <bool SCANS>
+static void replay(const float* before, float* after, const float* left, const long* rows, const float* rates, long num_rows,
+                   const Sizes& sizes, long num_threads) {
+    const long num_left = sizes.num_left(SCANS), size = sizes.size, key_size = sizes.key_size;
+    const long num_keys = sizes.num_key_heads * key_size, all_added = sizes.num_heads * size;
 #pragma omp parallel num_threads(num_threads)
     {
         const FlushSmall flush_small;
-#pragma omp for
-        for (long head = 0; head < num_heads; head++)
-            for (long n = 0; n < num_rows; n++) {
-                const float* keys = left + rows[n] * num_left + head * num_key_heads / num_heads * key_size;
-                const float* added = left + rows[n] * num_left + num_key_heads * key_size + head * size;
-                const Vector decay = broadcast(left[(rows[n] + 1) * num_left - num_heads + head]);
-                for (long d = 0; d < key_size; d++) {
-                    const long at = (head * key_size + d) * size;
-                    const float* from = (n ? after : before) + at;
-                    for (long e = 0; e < size; e += LANES) {
-                        const Vector was = load_some(from + e, size - e), adds = load_some(added + e, size - e);
-                        store_some(after + at + e, advanced(was, decay, broadcast(keys[d]), adds), size - e);
+#pragma omp for collapse(2)
+        for (long head = 0; head < sizes.num_heads; head++)
+            for (long column = 0; column < size; column += LANES)
+                for (long n = 0; n < num_rows; n++) {
+                    const float* own = left + rows[n] * num_left;
+                    const float *keys = own + sizes.head_of_keys(head) * key_size, *added = own + num_keys + head * size;
+                    const float* decays = own + num_keys + all_added;
+                    const Vector adds = load_some(added + column, size - column);
+                    Vector decay = SCANS ? load_some(decays + column, size - column) : broadcast(decays[head]);
+                    const Vector times = decay;
+                    for (long d = 0; d < key_size; d++) {
+                        const long at = (head * key_size + d) * size + column;
+                        const Vector was = load_some((n ? after : before) + at, size - column);
+                        if (SCANS) decay = exponentials(times * load_some(rates + d * size + column, size - column));
+                        store_some(after + at, advanced(was, decay, broadcast(keys[d]), adds), size - column);
                     }
                 }
-            }
     }
 }

@@ -9,7 +9,7 @@
 #include "recurrent.h"
 
 enum Kind {
-    FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE
+    FUNCTION, PRODUCT, ATTENTION, COLLECTIVE, EXPERTS, TOP_K, QUANTIZED, QUANTIZED_EXPERTS, CONVOLUTION, RECURRENCE, SCAN
 };
 
 // One entry of a program. number: of the function, the kind of attention or collective, or the format of quantised
@@ -105,7 +105,9 @@ static void run_program(const Step& step, const Kernels& kernels, const Instruct
             else if (one.kind == CONVOLUTION)
                 convolve(step, a, thread, num_threads);
             else if (one.kind == RECURRENCE)
-                recur(step, a, room + thread * room_size, thread, num_threads);
+                recur<false>(step, a, room + thread * room_size, thread, num_threads);
+            else if (one.kind == SCAN)
+                recur<true>(step, a, room + thread * room_size, thread, num_threads);
             else if (one.kind == TOP_K)
                 choose_largest(a, first + count * thread / num_threads, first + count * (thread + 1) / num_threads);
             else
@@ -124,8 +126,11 @@ extern "C" {
 // Outputs of a product's weight that are packed together.
 long panel() { return PANEL; }
 
-void replay_rows(const float* before, float* after, const float* left, const long* rows, long num_rows, long num_heads,
-                 long num_key_heads, long key_size, long size, long num_threads) {
-    replay(before, after, left, rows, num_rows, num_heads, num_key_heads, key_size, size, num_threads);
+// rates: of a scan; else null.
+void replay_rows(const float* before, float* after, const float* left, const long* rows, const float* rates, long num_rows,
+                 long num_heads, long num_key_heads, long key_size, long size, long num_threads) {
+    const Sizes sizes{num_heads, num_key_heads, key_size, size};
+    if (rates) replay<true>(before, after, left, rows, rates, num_rows, sizes, num_threads);
+    else replay<false>(before, after, left, rows, rates, num_rows, sizes, num_threads);
 }
 }

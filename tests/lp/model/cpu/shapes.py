@@ -74,4 +74,11 @@ RECURRENT_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_conv_kernel_dim": 3,
         },
     ),
+    # The same of a selective scan, with one expert.
+    "odd_scan": (
+        "jamba",
+        {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "mamba_d_state": 7, "num_experts": 1},
+    ),
+    # The same of lightning attention, with one expert, as rounding would decide among several in bfloat16.
+    "odd_lightning": ("minimax", {"head_dim": 38, "num_local_experts": 1, "num_experts_per_tok": 1}),
 }

@@ -23,8 +23,8 @@ from tests.models import HYBRIDS, VOCAB_SIZE
 from tests.slow import slow_except
 
 LoadBoth = Callable[[str, str], tuple[CausalModel, NativeForward]]
-# A convolution, Gated DeltaNet, and Mamba-2 beside attention.
-NAMES = ("lfm2", "qwen3_5", "bamba")
+# A convolution, Gated DeltaNet, Mamba-2 beside attention, lightning attention, and selective scans.
+NAMES = ("lfm2", "qwen3_5", "bamba", "odd_lightning", "odd_scan")
 
 
 def random_text(rng: np.random.Generator, length: int) -> list[int]:
