@@ -275,6 +275,7 @@ template <class F, int BITS, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* codes, long panel_stride, int first,
                                                                const uint16_t* table, Use use) {
     constexpr int IN_LINE = 32 / BITS, WIDTH = COLUMNS * VECTORS;
+    constexpr int AT_ONCE = BITS == 2 ? 8 : 4;  // values of a vector that are read without a loop, whose code is large
     const Words low = *(const Words*)table, upper = *(const Words*)F::UPPER_WORDS;
 #pragma GCC unroll 1
     for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
@@ -282,14 +283,19 @@ __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* co
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++)
             words[v] = *(const Words*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
-#pragma GCC unroll 32
-        for (int i = 0; i < 16 / (BITS < 4 ? BITS : 4); i++) {
-            Words values[WIDTH];
+#pragma GCC unroll 1
+        for (int done = 0; done < IN_LINE / 2; done += BITS == 8 ? AT_ONCE / 2 : AT_ONCE) {
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++)
-                values[v] = (Words)_mm512_permutexvar_epi16((__m512i)(words[v] >> (BITS < 4 ? BITS : 4) * i),
-                                                            (__m512i)(BITS == 8 && i % 2 ? upper : low));
-            use(line * IN_LINE / 2 + (BITS == 8 ? i / 2 : i), values);
+            for (int i = 0; i < AT_ONCE; i++) {
+                Words values[WIDTH];
+#pragma GCC unroll 8
+                for (int v = 0; v < WIDTH; v++)
+                    values[v] = (Words)_mm512_permutexvar_epi16((__m512i)(words[v] >> (BITS < 4 ? BITS : 4) * i),
+                                                                (__m512i)(BITS == 8 && i % 2 ? upper : low));
+                use(line * IN_LINE / 2 + done + (BITS == 8 ? i / 2 : i), values);
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) words[v] >>= BITS == 1 ? AT_ONCE : 0;
         }
     }
 }
@@ -476,6 +482,7 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and half as many panels with more rows.
     constexpr int WIDE_ROWS = LANES == 16 ? 4 : 1, COLUMNS = LANES == 16 ? 4 : 2;
+    constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : FEW_QUANTIZED_ROWS;  // through each panel that is left
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
@@ -507,10 +514,10 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
                 add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, COLUMNS / 2, false>(
                     rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0), out);
         for (; panel < end; panel++)
-            for (long done = 0; done < rows; done += FEW_QUANTIZED_ROWS) {
-                const long some = rows - done < FEW_QUANTIZED_ROWS ? rows - done : FEW_QUANTIZED_ROWS;
-                add_panels<F, 1, FEW_QUANTIZED_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
-                                                               inputs_of(done, 0), out + done * weight.num_outputs);
+            for (long done = 0; done < rows; done += TAIL_ROWS) {
+                const long some = rows - done < TAIL_ROWS ? rows - done : TAIL_ROWS;
+                add_panels<F, 1, TAIL_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
+                                                      inputs_of(done, 0), out + done * weight.num_outputs);
             }
     }
 }
