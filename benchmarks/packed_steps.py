@@ -6,9 +6,10 @@ The file has random blocks in the mix of types Q4_K_M and the shapes of --config
 which is removed at the end with all that was cached for it. --model measures a file that is there instead. The tables
 have the time to load it, the first time and again; by how much the process's own memory grew meanwhile, at most and at
 the end (pages of the file are mapped as well, which the system can take back); the time of steps by their rows; and
-what a step is made of. A step must read each weight but the table of embeddings once:
-its floor is the bytes that these take in the file at the highest rate with which this machine read memory. Steps and
-readings of the rate take turns. With --llama-bench, llama.cpp decodes on the same file. Linux only.
+what a step is made of. A step must read each weight but the table of embeddings once: its floor is the time in which
+the same threads read a buffer of as many bytes. It is read right before and after the steps of each round, and they are
+compared with the mean of the two, as the rate of memory changes. With --llama-bench, llama.cpp decodes on the same
+file. Linux only.
 """
 
 from __future__ import annotations
@@ -67,22 +68,29 @@ class Loading:
 
 
 @dataclass
+class Round:
+    """Steps of some rows between two readings of memory. step_s: of a step. floor_s: of a reading of as many bytes."""
+
+    step_s: float
+    floor_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.step_s / self.floor_s
+
+
+@dataclass
 class Found:
-    """What was measured of one file. file_bytes: its size. step_bytes: that a step reads of it. bytes_per_s: the
-    highest of memory. step_s: by the number of rows, one reading for each forward. llama_s: of a token of llama.cpp.
+    """What was measured of one file. file_bytes: its size. step_bytes: that a step reads of it. rounds: by the number
+    of rows. llama_s: of a token of llama.cpp.
     """
 
     file_bytes: int
     step_bytes: int
     loadings: list[Loading]
-    bytes_per_s: float = 0.0
-    step_s: dict[int, list[float]] = field(default_factory=dict)
+    rounds: dict[int, list[Round]] = field(default_factory=dict)
     parts: list[ForwardParts] = field(default_factory=list)
     llama_s: float | None = None
-
-    @property
-    def floor_s(self) -> float:
-        return self.step_bytes / self.bytes_per_s
 
 
 def main() -> None:
@@ -182,14 +190,15 @@ def own_memory() -> int:
 
 
 def measure_steps(model: CausalModel, found: Found, arguments: argparse.Namespace) -> None:
-    gauge, rates = RateGauge(model.device, torch.float32), list[float]()
+    gauge = RateGauge(model.device, torch.float32, found.step_bytes)
     cache = fill_cache(model, arguments.cached, arguments.rows[-1])
-    found.step_s = {rows: [] for rows in arguments.rows}
+    found.rounds = {rows: [] for rows in arguments.rows}
     for _ in progress(range(arguments.rounds), "measuring", unit="round"):
-        for rows in arguments.rows:
-            rates.append(gauge.read_bytes_per_s())
-            found.step_s[rows] += time_forwards(model, cache, rows, TIMED)
-    found.bytes_per_s = max(rates)
+        for rows, rounds in found.rounds.items():
+            before = gauge.read_bytes_per_s()
+            seconds = median(time_forwards(model, cache, rows, TIMED))
+            after = gauge.read_bytes_per_s()
+            rounds.append(Round(seconds, found.step_bytes * (1 / before + 1 / after) / 2))
     found.parts = [measure_parts("native", model, model, cache, make_tree(model, rows)) for rows in arguments.rows]
 
 
@@ -222,17 +231,20 @@ def describe(found: Found, cached: int) -> str:
         ],
     )  # fmt: skip
     steps = markdown_table(
-        ["rows", "ms of a step", "of the floor", "products", "head", "attention", "rest"],
+        ["rows", "ms of a step", "the floor", "of the floor", "from, to", "products", "head", "attention", "rest"],
         [
-            (part.rows, f"{1000 * seconds:.1f}", f"{seconds / found.floor_s:.2f}",
+            (part.rows, f"{1000 * median(one.step_s for one in rounds):.1f}",
+             f"{1000 * median(one.floor_s for one in rounds):.1f}", f"{median(one.ratio for one in rounds):.2f}",
+             f"{min(one.ratio for one in rounds):.2f} to {max(one.ratio for one in rounds):.2f}",
              *(f"{one / part.whole:.0%}" for one in (part.products, part.head, part.attention, part.rest)))
-            for part, seconds in zip(found.parts, map(median, found.step_s.values()), strict=True)
+            for part, rounds in zip(found.parts, found.rounds.values(), strict=True)
         ],
     )  # fmt: skip
+    rates = [found.step_bytes / one.floor_s / 1e9 for rounds in found.rounds.values() for one in rounds]
     floor = (
-        f"The file has {found.file_bytes / 1e9:.2f} GB, of which a step reads {found.step_bytes / 1e9:.2f}. Memory was "
-        f"read at up to {found.bytes_per_s / 1e9:.1f} GB/s: the floor is {1000 * found.floor_s:.1f} ms. Steps on "
-        f"{cached} cached tokens, with logits for all rows; medians, and shares of the time."
+        f"The file has {found.file_bytes / 1e9:.2f} GB, of which a step reads {found.step_bytes / 1e9:.2f}. As many "
+        f"bytes of a buffer were read at {min(rates):.1f} to {max(rates):.1f} GB/s. Steps on {cached} cached tokens, "
+        "with logits for all rows; medians over the rounds, of times and of their ratios, and shares of the time."
     )
     llama = "" if found.llama_s is None else f"\n\nllama.cpp decodes a token in {1000 * found.llama_s:.1f} ms."
     return f"{loads}\n\n{floor}\n\n{steps}{llama}"

@@ -22,6 +22,7 @@ from lp.kv_cache.cache import KVCache, LayerShape
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
 from lp.model.cpu.make import find_cache_shapes, make_native
+from lp.model.exactness import run_trees, write_prefixes
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
 from lp.model.gpu.cuda_graphs import Capture, CapturedForward, capture_on_gpu
 from lp.model.gpu.device import current
@@ -200,20 +201,12 @@ class _Caches:
     own: KVCache
     fast: KVCache
 
-    def shorten(self) -> None:
-        """Drops all cached tokens."""
-        self.own.shorten(0)
-        self.fast.shorten(0)
-
 
 def _find_fault(model: CausalModel, fast: FastForward, references: list[Reference]) -> str:
     """What is wrong with a fast forward; empty if it gives the references' logits but for rounding."""
-    capacity = 2 * len(references[-1].probes[0].trunk)
-    own = model.make_cache(capacity)
-    caches = _Caches(own, own if fast.cache_shapes in (None, model.cache_shapes) else model.make_cache(capacity))
     for given in references:
-        reference = given if model.is_last_stage else _of_stage(model, own, given)
-        answers = [_fast_logits(model, fast, caches, probe) for probe in reference.probes]
+        reference = given if model.is_last_stage else _of_stage(model, given)
+        answers = [one for probes in _batches(model, reference) for one in _fast_logits(model, fast, probes)]
         error = max(reference.error(logits) for logits in zip(*answers, strict=True))
         if error > reference.allowed:
             return (
@@ -223,37 +216,49 @@ def _find_fault(model: CausalModel, fast: FastForward, references: list[Referenc
     return ""
 
 
-def _of_stage(model: CausalModel, cache: KVCache, reference: Reference) -> Reference:
+def _batches(model: CausalModel, reference: Reference) -> list[list[Probe]]:
+    """The probes that share forwards of the model's own, each of which may unpack all weights.
+
+    A GPU, where that takes no time, may have memory for one sequence alone.
+    """
+    probes = reference.probes
+    at_once = 1 if isinstance(model.memory, Arena) else len(probes)
+    return [probes[first : first + at_once] for first in range(0, len(probes), at_once)]
+
+
+def _of_stage(model: CausalModel, reference: Reference) -> Reference:
     """The reference of a stage before the last: the hidden states that the model's own layers hand on, which have been
     checked, in place of logits.
     """
-    probes = []
-    for probe in reference.probes:
-        cache.shorten(0)
-        _write(model, cache, probe.trunk)
-        outgoing = model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])[1].outgoing
+    found = []
+    for probes in _batches(model, reference):
+        outgoing = run_trees(model, probes)[1].outgoing
         assert outgoing is not None, "a stage before the last has stand-ins for later layers"
-        probes.append(replace(probe, logits=outgoing[0].float()))
-    return replace(reference, probes=probes)
+        of_trees = outgoing[0].float().split([len(probe.tree) for probe in probes])
+        found += [replace(probe, logits=own) for probe, own in zip(probes, of_trees, strict=True)]
+    return replace(reference, probes=found)
 
 
-def _write(model: CausalModel, cache: KVCache, tokens: list[int]) -> None:
-    """Writes the first tokens of a sequence to the cache of the model's own forward."""
-    model.forward_eager([SequenceRows(chain(tokens), cache, 1)])
-    cache.keep(range(len(tokens)))
+def _fast_logits(model: CausalModel, fast: FastForward, probes: list[Probe]) -> list[list[Tensor]]:
+    """Of each probe, logits of its whole tree by a fast forward, and of its root alone if the whole trunk is cached."""
+    prefixes = [probe.trunk[: len(probe.trunk) - probe.num_computed] for probe in probes]
+    caches = [_make_caches(model, fast, 2 * len(probe.trunk)) for probe in probes]
+    for own, prefix in zip(caches, prefixes, strict=True):
+        if own.fast is not own.own:
+            _run_alone(model, fast, own, chain(prefix), 1)
+            own.fast.keep(range(len(prefix)))
+    write_prefixes(model, prefixes, [one.own for one in caches])
+    answers = []
+    for probe, prefix, own in zip(probes, prefixes, caches, strict=True):
+        computed = probe.trunk[len(prefix) :]
+        trees = [probe.tree, *([] if computed else [chain(probe.tree.tokens[:1].tolist())])]
+        answers.append([_run_alone(model, fast, own, tree.under(computed), len(tree)) for tree in trees])
+    return answers
 
 
-def _fast_logits(model: CausalModel, fast: FastForward, caches: _Caches, probe: Probe) -> list[Tensor]:
-    """Logits of a probe's whole tree by a fast forward, and of its root alone if the whole trunk is cached."""
-    num_cached = len(probe.trunk) - probe.num_computed
-    cached, computed = probe.trunk[:num_cached], probe.trunk[num_cached:]
-    caches.shorten()
-    if caches.fast is not caches.own:
-        _run_alone(model, fast, caches, chain(cached), 1)
-        caches.fast.keep(range(num_cached))
-    _write(model, caches.own, cached)
-    trees = [probe.tree, *([] if computed else [chain(probe.tree.tokens[:1].tolist())])]
-    return [_run_alone(model, fast, caches, tree.under(computed), len(tree)) for tree in trees]
+def _make_caches(model: CausalModel, fast: FastForward, capacity: int) -> _Caches:
+    own = model.make_cache(capacity)
+    return _Caches(own, own if fast.cache_shapes in (None, model.cache_shapes) else model.make_cache(capacity))
 
 
 def _run_alone(model: CausalModel, fast: FastForward, caches: _Caches, tree: TokenTree, num_logits: int) -> Tensor:

@@ -7,11 +7,14 @@ those of the trees' paths, run with transformers' own attention, but for roundin
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from lp.kv_cache.cache import KVCache
 from lp.model.attention import CHUNKED, Step, TreeStep
 from lp.model.causal import CausalModel
 from lp.model.errors import described
@@ -88,12 +91,12 @@ def check_tree(model: CausalModel, probes: Probes | None = None) -> list[Referen
     name = type(model.model).__name__
     try:
         references = make_references(model, probes)
-        answers = [[_tree_logits(model, probe) for probe in reference.probes] for reference in references]
+        logits, step = run_trees(model, [probe for reference in references for probe in reference.probes])
     except FAILURES as error:
         raise UnsupportedArchitecture(f"{name} cannot be run with a token tree: {described(error)}") from error
-    _check_layers(model, answers[0][0][1])
-    for reference, answered in zip(references, answers, strict=True):
-        error = reference.error(logits for logits, _ in answered)
+    _check_layers(model, step)
+    for reference in references:
+        error = reference.error(islice(logits, len(reference.probes)))
         if error > reference.allowed:
             raise UnsupportedArchitecture(
                 f"{name} gives other logits for a token tree than for its paths (relative error {error:.2g}; rounding "
@@ -125,9 +128,22 @@ def _check_layers(model: CausalModel, step: Step) -> None:
         )
 
 
-def _tree_logits(model: CausalModel, probe: Probe) -> tuple[Tensor, TreeStep]:
-    """[R, V] float32 logits of a probe's tree after its cached trunk, and the tree's step."""
-    cache = model.make_cache(len(probe.trunk) + len(probe.tree))
-    model.forward(chain(probe.trunk), cache, num_logits=1)
-    cache.keep(range(len(probe.trunk)))
-    return model.forward_eager([SequenceRows(probe.tree, cache, len(probe.tree))])
+def run_trees(model: CausalModel, probes: Sequence[Probe]) -> tuple[Iterator[Tensor], TreeStep]:
+    """[R, V] float32 logits of each probe's tree after its cached trunk, and the step of all trees.
+
+    All trunks share a forward, and all trees, as each forward may unpack all weights.
+    """
+    caches = [model.make_cache(len(probe.trunk) + len(probe.tree)) for probe in probes]
+    write_prefixes(model, [probe.trunk for probe in probes], caches)
+    logits, step = model.forward_eager(
+        [SequenceRows(probe.tree, cache, len(probe.tree)) for probe, cache in zip(probes, caches, strict=True)]
+    )
+    return iter(logits.split([len(probe.tree) for probe in probes])), step
+
+
+def write_prefixes(model: CausalModel, prefixes: Sequence[Sequence[int]], caches: Sequence[KVCache]) -> None:
+    """Writes the first tokens of some sequences to their caches, in one run of the model's own forward."""
+    given = zip(prefixes, caches, strict=True)
+    model.forward_eager([SequenceRows(chain(tokens), cache, 1) for tokens, cache in given])
+    for tokens, cache in zip(prefixes, caches, strict=True):
+        cache.keep(range(len(tokens)))

@@ -265,15 +265,15 @@ def _convert(file: Path, folder: Path, header: GgufHeader, with_weights: bool) -
             config.save_pretrained(folder)
             GenerationConfig.from_model_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    _ease_reading(folder)
+    _ease_reading(folder, tokenizer)
 
 
-def _ease_reading(folder: Path) -> None:
+def _ease_reading(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Lets transformers read a folder's tokenizer as it is written, without parsing tokenizer.json in Python."""
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
-    added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
-    settings["added_tokens_decoder"] = {token.pop("id"): token for token in added}
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    settings["added_tokens_decoder"] = {number: token.__getstate__() for number, token in added.items()}
     settings["tokenizer_class"] = PreTrainedTokenizerFast.__name__
     file.write_text(json.dumps(settings), encoding="utf-8")
 

@@ -142,10 +142,21 @@ class _Parser:
         if inner in SCALARS:
             self._pass(length * struct.calcsize(SCALARS[inner]))
             return None
-        self._num_strings += length if inner == STRING else 0
+        if inner == STRING:
+            self._pass_strings(length)
+            return None
         for _ in range(length):
-            self._pass(self._number("Q")) if inner == STRING else self._value(inner)
+            self._value(inner)
         return None
+
+    def _pass_strings(self, count: int) -> None:
+        self._num_strings += count
+        data, at, end, read = self._data, self._at, len(self._data), struct.Struct("<Q").unpack_from
+        for _ in range(count):  # hundreds of thousands
+            at += 8 + read(data, at)[0]
+            if at > end:
+                raise struct.error("the file ends")
+        self._at = at
 
     def _tensor(self) -> tuple[str, TensorInfo]:
         """A tensor's name, and where it lies, counted from the first tensor's beginning."""

@@ -44,11 +44,13 @@ def test_a_random_file_has_the_mix_of_types_and_finite_logits(tmp_path: Path) ->
 @pytest.mark.slow
 def test_steps_of_a_file_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = gguf_files.write_gguf(tmp_path / "tiny.gguf", kinds=("Q8_0",))
-    options = ["--model", str(file), "--rows", "1,5", "--rounds", "1", "--cached", "8", "--dtype", "float32"]
+    options = ["--model", str(file), "--rows", "1,5", "--rounds", "3", "--cached", "8", "--dtype", "float32"]
     monkeypatch.setattr(sys, "argv", ["packed_steps", *options, "--output", str(tmp_path)])
     packed_steps.main()
     table, figures = read(tmp_path, "packed_steps-tiny-float32")
-    assert set(figures["step_s"]) == {"1", "5"} and figures["bytes_per_s"] > 0
+    assert set(figures["rounds"]) == {"1", "5"}
+    for rounds in figures["rounds"].values():
+        assert len(rounds) == 3 and all(one["step_s"] > 0 and one["floor_s"] > 0 for one in rounds)
     assert 0 < figures["step_bytes"] < figures["file_bytes"]
     for part in figures["parts"]:
         assert part["products"] > 0 and part["head"] > 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lp.model.cpu.build import Libraries
 from lp.model.cpu.emit import Layer
 from lp.model.cpu.quantized import kernel_format, pack_quantized, packed_bytes
 from lp.model.cpu.source import Instruction, Source
@@ -34,11 +34,11 @@ class BoundInstruction:
     arguments: tuple[Bound, ...]
 
 
-def bind(source: Source, library: ctypes.CDLL) -> list[BoundInstruction]:
-    """Packs every weight of a source's instructions once. library: of its kernels."""
+def bind(source: Source, libraries: Libraries) -> list[BoundInstruction]:
+    """Packs every weight of a source's instructions once."""
     instructions = source.instructions
-    weights, experts = _pack_all(instructions, library.panel())
-    weights |= _pack_quantized(source, library)
+    weights, experts = _pack_all(instructions, libraries.kernels.panel())
+    weights |= _pack_quantized(source, libraries)
     constants: dict[int, Tensor] = {}
 
     def bound(argument: object) -> Bound:
@@ -90,7 +90,7 @@ def _pack_all(instructions: list[Instruction], width: int) -> tuple[dict[WeightK
     return packed, packed_experts
 
 
-def _pack_quantized(source: Source, library: ctypes.CDLL) -> dict[WeightKey, Tensor]:
+def _pack_quantized(source: Source, libraries: Libraries) -> dict[WeightKey, Tensor]:
     """Packs the quantised weights of all products and lookups: uint8, as kernels/quantized.h reads them."""
     arguments = [argument for one in source.instructions for argument in one.arguments]
     found = [one.weight if isinstance(one, Product | ExpertProduct) else one for one in arguments]
@@ -99,8 +99,7 @@ def _pack_quantized(source: Source, library: ctypes.CDLL) -> dict[WeightKey, Ten
     packed = {key: arena.take((packed_bytes(one),), torch.uint8) for key, one in weights.items()}
 
     def pack_one(key: WeightKey) -> None:
-        name = source.formats[kernel_format(weights[key].format)]
-        pack_quantized(weights[key], library, name, packed[key])
+        pack_quantized(weights[key], libraries.formats[kernel_format(weights[key].format)], packed[key])
 
     with ThreadPoolExecutor(MOST_THREADS) as pool:
         list(pool.map(pack_one, weights))

@@ -6,8 +6,12 @@ import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lp.model.cpu.source import Source
+from lp.model.quantization.weight import WeightFormat
 from lp.platform.build import Source as LibrarySource
 from lp.platform.build import build as build_libraries
 from lp.platform.build import load
@@ -31,11 +35,15 @@ REMARK = "once for models of this shape (model.compile=off does not)"
 class Libraries:
     """What the sources of a forward were compiled to.
 
-    kernels: the function that runs a program, and those that pack weights. functions: of the model's stages.
+    kernels: the function that runs a program. functions: of the model's stages. formats: of quantised weights, each
+    with its products and the function that packs. products: their addresses, int64 [formats, 2]: QuantizedKernels of
+    kernels/run.h.
     """
 
     kernels: ctypes.CDLL
     functions: ctypes.CDLL
+    formats: dict[WeightFormat, ctypes.CDLL]
+    products: np.ndarray
 
     @property
     def functions_at(self) -> int:
@@ -46,6 +54,15 @@ class Libraries:
 def build(source: Source, folder: Path) -> Libraries:
     """The libraries of a forward's sources, from the folder or compiled. Raises CannotBuild."""
     flags = (*FLAGS, *([WIDE] if platform.machine() == "x86_64" else []))
-    texts = {"forward": source.kernels, "functions": source.functions}
-    sources = [LibrarySource(name, "native", text, KERNELS, flags) for name, text in texts.items()]
-    return Libraries(*map(load, build_libraries(sources, folder, REMARK)))
+    texts = [("forward", source.kernels), *(("products", text) for text in source.formats.values())]
+    texts.append(("functions", source.functions))  # the least work for a compiler comes last
+    sources = [LibrarySource(name, "native", text, KERNELS, flags) for name, text in texts]
+    kernels, *found, functions = map(load, build_libraries(sources, folder, REMARK))
+    formats = dict(zip(source.formats, found, strict=True))
+    products = [[_address_of(one.product), _address_of(one.expert_product)] for one in found]
+    return Libraries(kernels, functions, formats, np.array(products, np.int64).reshape(-1, 2))
+
+
+def _address_of(function: Any) -> int:
+    """The address of a library's function."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -34,7 +34,7 @@ MOST_QUERIES, KEYS = 48, 64
 BYTES_OF_A_NUMBER = 4
 # Of the function `forward` that source.py writes.
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
-_ARGUMENTS = [_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]
+_ARGUMENTS = [*[_POINTER] * 4, _NUMBER, *[_POINTER] * 3, _NUMBER, _NUMBER, _POINTER]
 
 
 class NativeForward(FastForward):
@@ -65,6 +65,7 @@ class NativeForward(FastForward):
         self._instructions = instructions
         self._memory = memory
         self._run_program, self._functions_at = libraries.kernels.forward, libraries.functions_at
+        self._products, self._products_at = libraries.products, address(libraries.products)
         self._cache_shapes = cache_shapes
         self._dtype = dtype
         self._run_program.argtypes, self._run_program.restype = _ARGUMENTS, None
@@ -172,9 +173,10 @@ class NativeForward(FastForward):
             if before_attention is not None and layer is not None:
                 before_attention(layer)
             self._run_program(
-                self._layout.address, self._functions_at, self._table_at + begin * self._table.strides[0], end - begin,
-                self._arguments_at, None if collectives is None else collectives.address, self._scores_at, num_scores,
-                num_threads, None if times is None else address(times),
+                self._layout.address, self._functions_at, self._products_at,
+                self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
+                None if collectives is None else collectives.address, self._scores_at, num_scores, num_threads,
+                None if times is None else address(times),
             )  # fmt: skip
             if collectives is not None:
                 collectives.end()

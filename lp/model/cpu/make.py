@@ -54,6 +54,7 @@ def _check_general(model: CausalModel, source: Source) -> None:
     if (
         source.functions != other.functions
         or source.kernels != other.kernels
+        or source.formats != other.formats
         or len(source.instructions) != len(other.instructions)
     ):
         raise Inexpressible("what it does depends on the number of rows, on tokens or on positions")
@@ -62,7 +63,7 @@ def _check_general(model: CausalModel, source: Source) -> None:
 def _build_and_bind(source: Source, folder: Path) -> tuple[Libraries, list[BoundInstruction]]:
     """The libraries of a source, and its instructions with packed weights. Raises CannotBuild."""
     libraries = build(source, folder)
-    return libraries, bind(source, libraries.kernels)
+    return libraries, bind(source, libraries)
 
 
 def _translate(model: CausalModel, num_rows: int) -> Program:

@@ -57,17 +57,17 @@ def packed_bytes(weight: QuantizedWeight) -> int:
     return sum(prod(shape) for shape in _shapes(weight))
 
 
-def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, name: str, out: Tensor) -> None:
-    """Writes a weight's codes, scales and steps. name: of its format's struct. out: uint8 [packed_bytes]."""
+def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, out: Tensor) -> None:
+    """Writes a weight's codes, scales and steps. library: of its format. out: uint8 [packed_bytes]."""
     if isinstance(weight, QuantizedExperts):
         for one, own in zip(weight.experts, out.chunk(len(weight.experts)), strict=True):
-            pack_quantized(one, library, name, own)
+            pack_quantized(one, library, own)
         return
     shapes = _shapes(weight)
     codes, scales, steps = (
         part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True)
     )
-    pack = getattr(library, f"pack_{name}")
+    pack = library.pack
     pack.argtypes, pack.restype = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p], None
     num_panels = len(codes)
     at_once = max(1, AT_ONCE // (weight.num_inputs * PANEL))

@@ -67,10 +67,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Source:
-    """functions: C++ of the model's stages. kernels: C++ of what runs them, which models of the same sizes of heads and
-    formats share. formats: of quantised weights, each with the name of its struct. instructions: in the order in which
-    they run. shared: values with memory of their own, and the first and last stage that need it. states: of recurrent
-    layers.
+    """functions: C++ of the model's stages. kernels: C++ of what runs them, which models of the same sizes of heads
+    share. formats: of quantised weights, each with C++ of its kernels, which all models share. instructions: in the
+    order in which they run. shared: values with memory of their own, and the first and last stage that need it. states:
+    of recurrent layers.
     """
 
     functions: str
@@ -84,7 +84,7 @@ class Source:
     def fixed(self) -> tuple[object, ...]:
         """What is the same for all steps of a model that has one program."""
         numbers = [[part for part in one.arguments if isinstance(part, int)] for one in self.instructions]
-        return self.functions, self.kernels, numbers
+        return self.functions, self.kernels, self.formats, numbers
 
 
 def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
@@ -135,8 +135,9 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 at = attentions.setdefault((step.head_dim, step.value_dim, step.values_in_keys), len(attentions))
                 instructions.append(_attention(step, at, number, is_last, layers.index(step.layer)))
     head = f"#define WEIGHT_FORMAT {FORMATS[dtype]}"
-    texts = _functions(head, list(functions), formats, has_tables), _kernels(head, list(attentions), formats)
-    return Source(*texts, formats, instructions, [lives[key] for key in lives if key in shared], states)
+    texts = _functions(head, list(functions), formats, has_tables), _kernels(head, list(attentions))
+    of_formats = {format: _products(head, format) for format in formats}
+    return Source(*texts, of_formats, instructions, [lives[key] for key in lives if key in shared], states)
 
 
 def _last_kept(stages: list[Stage]) -> int:
@@ -261,32 +262,37 @@ def _functions(head: str, functions: list[str], formats: dict[WeightFormat, str]
     ])  # fmt: skip
 
 
-def _kernels(head: str, attentions: list[tuple[int, int, bool]], formats: dict[WeightFormat, str]) -> str:
-    """What runs a program, with the kernels for these kinds of attention and formats."""
+def _kernels(head: str, attentions: list[tuple[int, int, bool]]) -> str:
+    """What runs a program, with the kernels for these kinds of attention."""
     kinds = ", ".join(f"attend<{key}, {value}, {str(in_keys).lower()}>" for key, value, in_keys in attentions)
-    products = ", ".join(f"multiply_quantized<{name}>" for name in formats.values())
-    experts = ", ".join(f"multiply_quantized_experts<{name}>" for name in formats.values())
-    packing = [
-        line
-        for name in formats.values()
-        for line in (
-            f'extern "C" void pack_{name}(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {{',
-            f"    pack_codes<{name}>(codes, num_panels, num_inputs, out);",
-            "}",
-        )
-    ]
     return "\n".join([
-        head, '#include "run.h"', "", *_structs(formats), *packing, "",
+        head, '#include "run.h"', "",
         f"static const Attention attentions[] = {{{kinds or 'nullptr'}}};",
-        f"static const QuantizedProduct quantized[] = {{{products or 'nullptr'}}};",
-        f"static const QuantizedProduct quantized_experts[] = {{{experts or 'nullptr'}}};",
         "",
-        'extern "C" void forward(Step* step, const Function* functions, const Instruction* program,',
-        "                        long num_instructions, const long* arguments, Group* group, float* room,",
-        "                        long room_size, long num_threads, double* times) {",
+        'extern "C" void forward(Step* step, const Function* functions, const QuantizedKernels* quantized,',
+        "                        const Instruction* program, long num_instructions, const long* arguments,",
+        "                        Group* group, float* room, long room_size, long num_threads, double* times) {",
         "    lay_out(*step);",
-        "    run_program(*step, {functions, attentions, quantized, quantized_experts}, program, num_instructions,",
-        "                arguments, group, room, room_size, num_threads, times);",
+        "    run_program(*step, {functions, attentions, quantized}, program, num_instructions, arguments, group, room,",
+        "                room_size, num_threads, times);",
+        "}", "",
+    ])  # fmt: skip
+
+
+def _products(head: str, format: WeightFormat) -> str:
+    """The kernels for a format of quantised weights."""
+    return "\n".join([
+        head, '#include "quantized.h"', "", *struct("Format", format), "",
+        'extern "C" {',
+        "void product(const long* a, long first, long last, long thread, long num_threads) {",
+        "    multiply_quantized<Format>(a, first, last, thread, num_threads);",
+        "}", "",
+        "void expert_product(const long* a, long first, long last, long thread, long num_threads) {",
+        "    multiply_quantized_experts<Format>(a, first, last, thread, num_threads);",
+        "}", "",
+        "void pack(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {",
+        "    pack_codes<Format>(codes, num_panels, num_inputs, out);",
+        "}",
         "}", "",
     ])  # fmt: skip
 

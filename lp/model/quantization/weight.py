@@ -20,7 +20,7 @@ from torch import Tensor
 # Inputs that share a minimum_step, and of which K must be a multiple.
 GROUP = 32
 # Numbers that are unpacked at a time.
-AT_ONCE = 1 << 22
+AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ import torch
 from lp import Engine
 from lp.model import checkpoint as loading
 from lp.model import checks, compilation
+from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.exactness import UnsupportedArchitecture
+from lp.model.fast_forward import SequenceRows
 from tests.models import save_checkpoint
 
 
@@ -51,6 +54,18 @@ def counted(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_has_passed_is_not_checked_again(counted: Counted) -> None:
     assert counted.load() == ALL
     assert counted.load() == {}
+
+
+def test_probes_share_forwards(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, run = [], CausalModel.forward_eager
+
+    def counting(model: CausalModel, given: Sequence[SequenceRows], *others: Any):
+        steps.append(len(given))
+        return run(model, given, *others)
+
+    monkeypatch.setattr(CausalModel, "forward_eager", counting)
+    assert counted.load() == ALL
+    assert steps == [3, 3, 3], "trunks, trees and the trunks for the compiled forward"
 
 
 def test_texts_are_the_same_without_checks(counted: Counted) -> None:

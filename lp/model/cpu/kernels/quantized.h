@@ -515,6 +515,7 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and half as many panels with more rows.
     constexpr int WIDE_ROWS = LANES == 16 ? 4 : 1, COLUMNS = LANES == 16 ? 4 : 2;
+    constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : FEW_QUANTIZED_ROWS;  // through each panel that is left
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
@@ -546,10 +547,10 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
                 add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, COLUMNS / 2, false>(
                     rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0), out);
         for (; panel < end; panel++)
-            for (long done = 0; done < rows; done += FEW_QUANTIZED_ROWS) {
-                const long some = rows - done < FEW_QUANTIZED_ROWS ? rows - done : FEW_QUANTIZED_ROWS;
-                add_panels<F, 1, FEW_QUANTIZED_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
-                                                               inputs_of(done, 0), out + done * weight.num_outputs);
+            for (long done = 0; done < rows; done += TAIL_ROWS) {
+                const long some = rows - done < TAIL_ROWS ? rows - done : TAIL_ROWS;
+                add_panels<F, 1, TAIL_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
+                                                      inputs_of(done, 0), out + done * weight.num_outputs);
             }
     }
 }

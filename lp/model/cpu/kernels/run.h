@@ -23,11 +23,16 @@ typedef void (*Function)(const Step&, const long* arguments, long first, long la
 typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
 typedef void (*QuantizedProduct)(const long* arguments, long first, long last, long thread, long num_threads);
 
+// Products with quantised weights of one format, and those of experts.
+struct QuantizedKernels {
+    QuantizedProduct multiply, multiply_experts;
+};
+
 // What instructions name by a number: functions of stages, and kernels by the sizes of heads and formats of weights.
 struct Kernels {
     const Function* functions;
     const Attention* attentions;
-    const QuantizedProduct *quantized, *quantized_experts;
+    const QuantizedKernels* quantized;
 };
 
 // Where threads wait for one another. They spin at first, and let others run if that takes long.
@@ -97,9 +102,9 @@ static void run_program(const Step& step, const Kernels& kernels, const Instruct
             else if (one.kind == ATTENTION)
                 kernels.attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
             else if (one.kind == QUANTIZED)
-                kernels.quantized[one.number](a, first, step.num_rows, thread, num_threads);
+                kernels.quantized[one.number].multiply(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == QUANTIZED_EXPERTS)
-                kernels.quantized_experts[one.number](a, first, step.num_rows, thread, num_threads);
+                kernels.quantized[one.number].multiply_experts(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == EXPERTS)
                 multiply_experts(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == CONVOLUTION)
