@@ -77,7 +77,6 @@ def test_a_layer_without_tree_attention_is_found(checkpoint_folder: Callable[[st
     [
         ("xglm", {}, "XGLMForCausalLM .* in 0 of its 2 layers; the others would see"),
         ("mamba", {}, "MambaForCausalLM has layers of type linear_attention; only chunked_attention, full"),
-        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, "JambaForCausalLM has layers of type"),
         ("bert", {"is_decoder": False}, "other logits for a token tree"),
         (
             "qwen2_moe",
