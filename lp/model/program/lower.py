@@ -562,10 +562,12 @@ class Lowering:
         self.program.steps.append(Recurrence(out, asked, known, added, decays, rate, layer, *shape))
 
     def _lower_scan(self, operation: Operation) -> None:
-        *of_rows, rates, layer = operation.args
+        queries, keys, values, times, rates, layer = operation.args
         out = self._known.fresh(operation.outputs[0], 0)
-        own = self._known.constant(rates.contiguous())
-        self.program.steps.append(Scan(out, *(self._by_row(tensor) for tensor in of_rows), own, layer))
+        asked, known, added, elapsed = (self._by_row(tensor) for tensor in (queries, keys, values, times))
+        self.program.steps.append(
+            Scan(out, asked, known, added, elapsed, self._known.constant(rates.contiguous()), layer)
+        )
 
     def _by_row(self, tensor: Tensor) -> Operand:
         """[R, N] or [R, heads, N], whose numbers lie side by side, as an operand with one stride for each dimension."""
