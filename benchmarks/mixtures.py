@@ -81,6 +81,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_random_models(parser, list(SHAPES), [1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--name", default="mixtures", help="of the result files (default %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, help="write the models there, and leave them (default: a temporary folder)"
+    )
     parser.add_argument("--limit", type=int, default=6, help="texts at each temperature (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="for each text (default %(default)s)")
     add_threads(parser)
@@ -90,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
     with TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "model"
+        folder = Path(arguments.folder or temporary, f"{shape.replace(', ', '-').replace(' ', '-')}-{dtype}")
         write_model(folder, make_config(SHAPES[shape]), DTYPES[dtype], seed=0)
         spread_tokens(folder)
         engine = Engine.from_pretrained(str(folder), dtype, "cpu", compile="on")
