@@ -81,9 +81,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_random_models(parser, list(SHAPES), [1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--name", default="mixtures", help="of the result files (default %(default)s)")
-    parser.add_argument(
-        "--folder", type=Path, help="write the models there, and leave them (default: a temporary folder)"
-    )
+    parser.add_argument("--folder", type=Path, help="leave the models there (default: a temporary folder)")
     parser.add_argument("--limit", type=int, default=6, help="texts at each temperature (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="for each text (default %(default)s)")
     add_threads(parser)
