@@ -488,7 +488,7 @@ class Found:
                     "streams."
                 )
             parts += ["## Modelled", *self._speeds(modelled(ALONE), self._layouts.names, self._modelled)]
-        if self._by_category:
+        if self._by_category and 1 in self._arguments.streams:
             parts += ["## One stream by category", self._categories()]
         parts += ["## Tokens and rows of a stream's step", self._steps(), "## Texts", self._compared()]
         if self._seconds:
