@@ -200,6 +200,11 @@ struct Inputs {
     long halves_stride;
 };
 
+// Four bytes of the outputs of vector v, of which each of some panels has VECTORS, in a line of codes.
+static inline Codes load_line(const uint8_t* codes, long panel_stride, int v, int line) {
+    return *(const Codes*)(codes + v / VECTORS * panel_stride + (line * PANEL + v % VECTORS * LANES) * 4);
+}
+
 // Calls use(k, values) for the inputs of a group that share a step, in their order: the values of input k, in the vectors
 // of COLUMNS panels.
 template <class F, int COLUMNS, class Use>
@@ -208,14 +213,11 @@ __attribute__((always_inline)) static inline void decode_codes(const uint8_t* co
     using Q = Quantized<F>;
     constexpr int WIDTH = COLUMNS * VECTORS;
     codes += first / F::STEP_GROUP * Q::LINES * PANEL * 4;
-    const auto load_line = [&](int v, int line) __attribute__((always_inline)) {
-        return *(const Codes*)(codes + v / VECTORS * panel_stride + (line * PANEL + v % VECTORS * LANES) * 4);
-    };
 #pragma GCC unroll 1
     for (int line = 0; line < Q::LINES; line++) {
         Codes words[WIDTH];
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++) words[v] = load_line(v, line);
+        for (int v = 0; v < WIDTH; v++) words[v] = load_line(codes, panel_stride, v, line);
 #pragma GCC unroll 32
         for (int k = 0; k < Q::IN_LINE; k++) {
             Vector values[WIDTH];
@@ -228,10 +230,10 @@ __attribute__((always_inline)) static inline void decode_codes(const uint8_t* co
         Codes words[WIDTH];
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++) {
-            words[v] = load_line(v, 0) >> (32 - Q::LEFT);
+            words[v] = load_line(codes, panel_stride, v, 0) >> (32 - Q::LEFT);
 #pragma GCC unroll 8
             for (int line = 1; line < Q::LINES; line++)
-                words[v] |= load_line(v, line) >> (32 - Q::LEFT) << line * Q::LEFT;
+                words[v] |= load_line(codes, panel_stride, v, line) >> (32 - Q::LEFT) << line * Q::LEFT;
         }
 #pragma GCC unroll 8
         for (int k = 0; k < Q::REST; k++) {
@@ -296,7 +298,7 @@ template <class F, int COLUMNS, class Use>
 __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* codes, long panel_stride, int first,
                                                                Use use) {
     constexpr int WIDTH = COLUMNS * VECTORS;
-    if constexpr (F::LOW == 8) {
+    if constexpr (Quantized<F>::BY_BYTES) {
 #pragma GCC unroll 2
         for (int pair = first / 2; pair < (first + F::STEP_GROUP) / 2; pair++) {
             Words values[WIDTH];
@@ -309,18 +311,16 @@ __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* co
     }
     constexpr int PAIRS = 4, IN_LINE = 2 * PAIRS, HIGH = F::HIGH ? F::HIGH : 1;
     constexpr int PAIRS_ABOVE = 16 / HIGH;  // pairs whose upper bits share a line
-    const auto load_line = [&](int v, int line) __attribute__((always_inline)) {
-        return *(const Codes*)(codes + v / VECTORS * panel_stride + line * PANEL * 4 + v % VECTORS * LANES * 4);
-    };
 #pragma GCC unroll 1
     for (int line = first / IN_LINE; line < (first + F::STEP_GROUP) / IN_LINE; line++) {
         const int pair = line * PAIRS;
         Words words[WIDTH], above[WIDTH];
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++) {
-            words[v] = (Words)load_line(v, line);
+            words[v] = (Words)load_line(codes, panel_stride, v, line);
             if constexpr (F::HIGH > 0)
-                above[v] = (Words)load_line(v, F::LOW + pair / PAIRS_ABOVE) >> pair % PAIRS_ABOVE * HIGH;
+                above[v] = (Words)load_line(codes, panel_stride, v, F::LOW + pair / PAIRS_ABOVE) >>
+                           pair % PAIRS_ABOVE * HIGH;
         }
 #pragma GCC unroll 4
         for (int i = 0; i < PAIRS; i++) {
@@ -606,6 +606,44 @@ static constexpr CodeBits bits_of(int input, int bit) {
     }
 }
 
+// Writes the codes of an output to those of its group. lane: the output's place in its panel.
+template <class F>
+static void write_codes(const uint8_t* codes, long lane, uint8_t* group) {
+    using Q = Quantized<F>;
+    if constexpr (Q::BY_BYTES) {
+        for (int k = 0; k < GROUP; k++) group[k * PANEL + lane] = codes[k] ^ SIGN;
+        return;
+    }
+    uint32_t lines[Q::BITS] = {};
+    for (int k = 0; k < GROUP; k++)
+        for (int bit = 0; bit < Q::BITS;) {
+            const CodeBits some = bits_of<F>(k, bit);
+            lines[some.line] |= (codes[k] >> bit & ((1u << some.count) - 1)) << some.first;
+            bit += some.count;
+        }
+    for (int n = 0; n < Q::BITS; n++) memcpy(group + (n * PANEL + lane) * 4, lines + n, 4);
+}
+
+// The inverse: reads the codes of an output, uint8 [GROUP].
+template <class F>
+static void read_codes(const uint8_t* group, long lane, uint8_t* codes) {
+    using Q = Quantized<F>;
+    if constexpr (Q::BY_BYTES) {
+        for (int k = 0; k < GROUP; k++) codes[k] = group[k * PANEL + lane] ^ SIGN;
+        return;
+    }
+    uint32_t lines[Q::BITS];
+    for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, group + (n * PANEL + lane) * 4, 4);
+    for (int k = 0; k < GROUP; k++) {
+        codes[k] = 0;
+        for (int bit = 0; bit < Q::BITS;) {
+            const CodeBits some = bits_of<F>(k, bit);
+            codes[k] |= (lines[some.line] >> some.first & ((1u << some.count) - 1)) << bit;
+            bit += some.count;
+        }
+    }
+}
+
 // Writes the numbers of one output, as a row of a table of embeddings.
 template <class F>
 static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, long span_groups, long output, float* out) {
@@ -624,27 +662,17 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
         float own_minimum = 0;
         if constexpr (F::HAS_MINIMA) own_minimum = scale_at(1);
         if constexpr (F::HAS_MINIMUM_STEPS) own_minimum *= (float)steps[Q::NUM_STEPS * PANEL + lane];
-        uint32_t lines[Q::BITS];
-        for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, table.codes(panel, group) + (n * PANEL + lane) * 4, 4);
+        uint8_t codes[GROUP];
+        read_codes<F>(table.codes(panel, group), lane, codes);
         for (int k = 0; k < GROUP; k++) {
-            uint32_t code = 0;
-            if constexpr (Q::BY_BYTES) {
-                code = table.codes(panel, group)[k * PANEL + lane] ^ SIGN;
-            } else {
-                for (int bit = 0; bit < Q::BITS;) {
-                    const CodeBits some = bits_of<F>(k, bit);
-                    code |= (lines[some.line] >> some.first & ((1u << some.count) - 1)) << bit;
-                    bit += some.count;
-                }
-            }
             float own = own_scale;
             if constexpr (F::STEPS == UNSIGNED_STEPS) own *= (float)steps[k / F::STEP_GROUP * PANEL + lane];
             if constexpr (F::STEPS == SIGNED_STEPS) own *= (float)(int8_t)steps[k / F::STEP_GROUP * PANEL + lane];
             float value;
             if constexpr (Q::IS_LINEAR)
-                value = (float)code - F::ZERO;
+                value = (float)codes[k] - F::ZERO;
             else
-                value = F::CODEBOOK[code];
+                value = F::CODEBOOK[codes[k]];
             out[group * GROUP + k] = own * value - own_minimum;
         }
     }
@@ -656,19 +684,6 @@ static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, u
     using Q = Quantized<F>;
     for (long panel = 0; panel < num_panels; panel++)
         for (long group = 0; group < num_inputs / GROUP; group++, out += Q::GROUP_BYTES)
-            for (int lane = 0; lane < PANEL; lane++) {
-                const uint8_t* from = codes + (panel * PANEL + lane) * num_inputs + group * GROUP;
-                if constexpr (Q::BY_BYTES) {
-                    for (int k = 0; k < GROUP; k++) out[k * PANEL + lane] = from[k] ^ SIGN;
-                    continue;
-                }
-                uint32_t lines[Q::BITS] = {};
-                for (int k = 0; k < GROUP; k++)
-                    for (int bit = 0; bit < Q::BITS;) {
-                        const CodeBits some = bits_of<F>(k, bit);
-                        lines[some.line] |= (from[k] >> bit & ((1u << some.count) - 1)) << some.first;
-                        bit += some.count;
-                    }
-                for (int n = 0; n < Q::BITS; n++) memcpy(out + (n * PANEL + lane) * 4, lines + n, 4);
-            }
+            for (int lane = 0; lane < PANEL; lane++)
+                write_codes<F>(codes + (panel * PANEL + lane) * num_inputs + group * GROUP, lane, out);
 }
