@@ -240,7 +240,9 @@ def _of_stage(model: CausalModel, reference: Reference) -> Reference:
 
 
 def _fast_logits(model: CausalModel, fast: FastForward, probes: list[Probe]) -> list[list[Tensor]]:
-    """Of each probe, logits of its whole tree by a fast forward, and of its root alone if the whole trunk is cached."""
+    """Computes the logits of each probe by a fast forward: those of its tree, and where its whole trunk is cached also
+    those of its root alone.
+    """
     prefixes = [probe.trunk[: len(probe.trunk) - probe.num_computed] for probe in probes]
     caches = [_make_caches(model, fast, 2 * len(probe.trunk)) for probe in probes]
     for own, prefix in zip(caches, prefixes, strict=True):

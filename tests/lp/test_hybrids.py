@@ -31,7 +31,7 @@ from tests.lp.test_lossless import GREEDY, METHODS, NUM_TOKENS, SIZES, decode, m
 from tests.models import HYBRIDS, generate_greedily
 from tests.slow import exhaustive_except, slow_except
 
-# A convolution, Gated DeltaNet, Mamba-2 beside attention, lightning attention, no attention, and selective scans.
+# A convolution, Gated DeltaNet, Mamba-2 with attention, lightning attention, no attention, and selective scans.
 QUICK = ("lfm2", "qwen3_next", "bamba", "minimax", "mamba2", "jamba")
 EngineOf = Callable[[str], Engine]
 

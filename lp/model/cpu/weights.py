@@ -40,6 +40,7 @@ class Arena:
 
     def __init__(self, num_bytes: int):
         """num_bytes: the sum of `space` of all that will be taken."""
+        # Memory that is shared with child processes, the default, has no large pages on most systems.
         self._memory = mmap.mmap(-1, max(num_bytes, 1) + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)

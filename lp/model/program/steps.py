@@ -241,8 +241,8 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Scan:
-    """Advances each row's matrix along its path, where each number decays by itself, and reads it: see StateRows. The
-    matrix [D, E] is a part of a layer's state.
+    """Advances each row's matrix along its path and reads it, where each number has a decay of its own: see StateRows.
+    The matrix [D, E] is a part of a layer's state.
 
     queries, keys, values, times: numbers side by side. rates: [D, E].
     """

@@ -291,7 +291,7 @@ class PieceRows:
         return (of_rows + (queries @ matrix) * decays.whole).transpose(0, 1)
 
     def scan(self, queries: Tensor, keys: Tensor, values: Tensor, times: Tensor, rates: Tensor) -> Tensor:
-        # Pairs of rows are not one product here, as every number decays by itself: row after row is computed.
+        # Pairs of rows are not one product here, as every number has a decay of its own: rows come one after the other.
         self._added, matrices = Scanned(keys, values, times, rates), list[Tensor]()
         for row, parent in enumerate(self.paths.parents.tolist()):
             matrices.append(self._added.after(row, matrices[parent] if parent >= 0 else self.state[-1]))

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba (arXiv 2312.00752): each number of the matrix decays by itself.
+"""The selective scan of Mamba (arXiv 2312.00752): each number of the matrix has a decay of its own.
 
 see base.py; D dimension of the state, E channels
 """

@@ -110,8 +110,8 @@ struct Sizes {
 // a: queries, keys, values, logarithms of decays, and rates or null, each with start, width and stride of heads; what is
 // written; H, heads of keys, D and E; the part's number, and where it lies in a state and in what rows leave.
 //
-// SCANS: there is one head, each of whose numbers decays by itself: in the place of the logarithms are times [E], and in
-// that of the rates those [D, E] with which times are multiplied.
+// SCANS: there is one head, each of whose numbers has a decay of its own: in the place of the logarithms are times [E],
+// and in that of the rates those [D, E] with which times are multiplied.
 template <bool SCANS>
 struct Matrices : Sizes {
     const Heads queries, keys, values, logs, rates;

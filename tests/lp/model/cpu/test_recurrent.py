@@ -23,7 +23,7 @@ from tests.models import HYBRIDS, VOCAB_SIZE
 from tests.slow import slow_except
 
 LoadBoth = Callable[[str, str], tuple[CausalModel, NativeForward]]
-# A convolution, Gated DeltaNet, Mamba-2 beside attention, lightning attention, and selective scans.
+# A convolution, Gated DeltaNet, Mamba-2 with attention, lightning attention, and selective scans.
 NAMES = ("lfm2", "qwen3_5", "bamba", "odd_lightning", "odd_scan")
 
 
