@@ -41,12 +41,18 @@ from lp.model.checkpoint import DTYPES
 SIZES: dict[str, Any] = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
 }  # fmt: skip
-EXPERT: dict[str, Any] = {"model_type": "qwen3_moe", "moe_intermediate_size": 192, "num_experts_per_tok": 4}
+NUM_ACTIVE = 4
+EXPERT: dict[str, Any] = {"model_type": "qwen3_moe", "moe_intermediate_size": 192, "num_experts_per_tok": NUM_ACTIVE}
 SHAPES: dict[str, dict[str, Any]] = {
     "128 experts, 4 active": {**SIZES, **EXPERT, "intermediate_size": 768, "num_experts": 128},
     "32 experts, 4 active": {**SIZES, **EXPERT, "intermediate_size": 768, "num_experts": 32},
     "dense": {**SIZES, "model_type": "qwen3", "intermediate_size": 768},
-}
+    "gpt-oss-20b, a quarter as wide and half as deep": {
+        "model_type": "gpt_oss", "hidden_size": 720, "intermediate_size": 720, "num_hidden_layers": 12,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 64, "num_local_experts": 32,
+        "num_experts_per_tok": NUM_ACTIVE, "layer_types": ["sliding_attention", "full_attention"] * 6,
+    },
+}  # fmt: skip
 EMBEDDING = "model.embed_tokens.weight"
 TEMPERATURES = (0.0, 1.0)
 CACHED, ROUNDS = 256, 3
@@ -93,7 +99,7 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
     with TemporaryDirectory() as temporary:
         folder = Path(arguments.folder or temporary, f"{shape.replace(', ', '-').replace(' ', '-')}-{dtype}")
         write_model(folder, make_config(SHAPES[shape]), DTYPES[dtype], seed=0)
-        spread_tokens(folder)
+        spread_tokens(folder, SHAPES[shape]["hidden_size"])
         engine = Engine.from_pretrained(str(folder), dtype, "cpu", compile="on")
         model = engine.checkpoint.model
         cache = fill_cache(model, CACHED, arguments.rows[-1])
@@ -117,25 +123,25 @@ def measure(shape: str, dtype: str, arguments: argparse.Namespace) -> Found:
         return Found(shape, dtype, step_ms, floor_ms, known_ms, probed, read, gains)
 
 
-def spread_tokens(folder: Path) -> None:
+def spread_tokens(folder: Path, hidden_size: int) -> None:
     """Makes the numbers of embeddings about 1: small ones would drown in what all rows of a text have in common, and
     all rows would be sent to the same experts.
     """
     index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
     file = folder / index["weight_map"][EMBEDDING]
     tensors = load_file(file)
-    tensors[EMBEDDING] *= SIZES["hidden_size"] ** 0.5
+    tensors[EMBEDDING] *= hidden_size**0.5
     save_file(tensors, file, metadata={"format": "pt"})
 
 
 @torch.inference_mode()
 def count_experts(folder: Path, shape: str, tokens: list[int], rows: list[int]) -> dict[int, float]:
     """The experts of a layer to which the first tokens are sent, by the number of these; none in a dense model."""
-    if "num_experts" not in SHAPES[shape]:
+    if not {"num_experts", "num_local_experts"} & SHAPES[shape].keys():
         return {}
     model = AutoModelForCausalLM.from_pretrained(folder)
     routed: tuple[Tensor, ...] = model(torch.tensor([tokens]), output_router_logits=True).router_logits
-    chosen = [layer.topk(EXPERT["num_experts_per_tok"]).indices for layer in routed]
+    chosen = [layer.topk(NUM_ACTIVE).indices for layer in routed]
     return {count: sum(len(one[:count].unique()) for one in chosen) / len(chosen) for count in rows}
 
 
