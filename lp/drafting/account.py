@@ -145,8 +145,8 @@ class SpeculationAccount:
     All amounts are in plain steps, which is the time that plain steps need for the same tokens.
     effort: what a step may do. plain_s: seconds of a plain step. funds: how much may be lost now, in plain steps. What
     steps gain is added, what they lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0,
-    speculation pauses. Steps watch during a pause if that costs at most half of what the tokens add; otherwise they are
-    plain. A pause also ends when drafts that were watched would have gained enough.
+    speculation pauses. Steps of a pause watch as often as costs half of what the tokens add, and the others are plain.
+    A pause also ends when drafts that were watched would have gained enough.
     """
 
     def __init__(self, cost: StepCost):
@@ -154,13 +154,16 @@ class SpeculationAccount:
         self.effort = SPECULATE
         # What watched drafts would have gained lately.
         self._watched = 0.0
+        # Steps of a pause since the last one that watched.
+        self._unwatched = 0
         self.update(cost)
 
     def update(self, cost: StepCost) -> None:
         """Decides by the cost's present times from now on."""
         self.plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
-        self._pause = WATCH if watching <= LARGEST_SHARE_OF_TIME / 2 else PLAIN
+        # Steps of a pause of which one watches.
+        self._period = max(1, math.ceil(watching / (LARGEST_SHARE_OF_TIME / 2)))
         # What one draft costs.
         self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
         # There is nothing to lose where every step costs the same.
@@ -209,12 +212,16 @@ class SpeculationAccount:
 
     def _add(self, gain: float) -> None:
         self.funds = min(MOST_FUNDS, self.funds + gain)
-        enough = FUNDS_AFTER_PAUSE if self.effort is PLAIN else 0.0
-        self.effort = self._pause if self._is_bounded and self.funds < enough else SPECULATE
+        enough = FUNDS_AFTER_PAUSE if self.effort is not SPECULATE and self._period > 1 else 0.0
+        if not self._is_bounded or self.funds >= enough:
+            self.effort = SPECULATE
+            return
+        self._unwatched = (self._unwatched + 1) % self._period
+        self.effort = PLAIN if self._unwatched else WATCH
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""
-        return [self.funds, self.effort is not SPECULATE, self._watched]
+        return [self.funds, self.effort is not SPECULATE, self._watched, self._unwatched]
 
 
 # Steps of a trial. A window needs some of them to fill before it yields anything.

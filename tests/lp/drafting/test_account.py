@@ -27,7 +27,9 @@ CPU = StepCost(StepTimes(*CURVE), 64)
 BUSY_HOST = StepCost(StepTimes(*CURVE, extras=Extras(host_step=0.001)), 64)
 
 
-def use(account: SpeculationAccount, num_steps: int, tokens: int, seconds: float) -> Counter[Effort]:
+def use(
+    account: SpeculationAccount, num_steps: int, tokens: int, seconds: float, watching_s: float = CPU.plain_s
+) -> Counter[Effort]:
     """Takes steps, of which the speculative ones have this result and the others yield a token. Counts all kinds."""
     efforts: Counter[Effort] = Counter()
     for _ in range(num_steps):
@@ -36,7 +38,7 @@ def use(account: SpeculationAccount, num_steps: int, tokens: int, seconds: float
             case Effort.plain:
                 account.took_plain_step()
             case Effort.watch:
-                account.took_step(1, CPU.plain_s)
+                account.took_step(1, watching_s)
             case Effort.speculate:
                 account.took_step(tokens, seconds)
     return efforts
@@ -52,9 +54,25 @@ def test_speculation_goes_on_while_it_pays() -> None:
     assert use(SpeculationAccount(CPU), 100, tokens=2, seconds=0.014) == {Effort.speculate: 100}
 
 
-def test_pauses_are_plain_where_watching_is_dear() -> None:
-    efforts = use(SpeculationAccount(BUSY_HOST), 1000, tokens=1, seconds=0.015)
-    assert efforts[Effort.plain] > 900 and not efforts[Effort.watch]
+def test_pauses_watch_for_half_of_what_may_be_lost() -> None:
+    watching_s = BUSY_HOST.step_s(1, 0)
+    efforts = use(SpeculationAccount(BUSY_HOST), 1000, 1, 0.015, watching_s)
+    share = efforts[Effort.watch] * (watching_s / BUSY_HOST.plain_s - 1) / 1000
+    assert 0.8 < share / (LARGEST_SHARE_OF_TIME / 2) <= 1 and efforts[Effort.plain] > 900
+
+
+def test_watching_now_and_then_ends_a_pause() -> None:
+    account = SpeculationAccount(BUSY_HOST)
+    account.took_step(1, 0.04)
+    watched = 0
+    for num_steps in range(100):  # noqa: B007
+        if account.effort is Effort.speculate:
+            break
+        if account.effort is Effort.watch:
+            account.watched(0.9, is_right=True)
+            watched += 1
+        account.took_plain_step()
+    assert 2 <= watched <= 4 and num_steps < 80
 
 
 def test_earlier_gains_allow_a_bounded_loss() -> None:
