@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ LOOKUP_TOKENS = 10
 AUTO = "auto"
 # New tokens of the first texts, which are not counted.
 WARM_UP = 32
+# How often each text is decoded where the medians of its seconds are compared.
+ROUNDS_OF_TEXTS = 3
 
 # Decodes a prompt with a seed.
 DecodePrompt = Callable[[list[int], int], DecodedText]
@@ -103,7 +107,8 @@ def describe_costs(costs: Sequence[float]) -> str:
 def gain_of_auto(engine: Engine, prompts: list[list[int]], temperature: float, max_new_tokens: int) -> float:
     """The speed of auto, as a multiple of plain decoding's, on a CPU.
 
-    With one thread it is that of processor time, which other programs do not lengthen much.
+    Each text is decoded several times by both, and counts with the median of its seconds. With one thread these are of
+    processor time, which other programs do not lengthen much.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     settings: dict[str, DecodingMethod] = {AUTOREGRESSIVE: Autoregressive(), AUTO: Auto()}
@@ -114,6 +119,15 @@ def gain_of_auto(engine: Engine, prompts: list[list[int]], temperature: float, m
         }
 
     take_turns(methods(WARM_UP), prompts[:1])
-    texts = take_turns(methods(max_new_tokens), prompts)
-    totals = {name: add_up(own, texts[AUTOREGRESSIVE]) for name, own in texts.items()}
+    rounds = [take_turns(methods(max_new_tokens), prompts) for _ in range(ROUNDS_OF_TEXTS)]
+    usual = {
+        name: [_with_usual_seconds(same) for same in zip(*(one[name] for one in rounds), strict=True)]
+        for name in settings
+    }
+    totals = {name: add_up(own, usual[AUTOREGRESSIVE]) for name, own in usual.items()}
     return totals[AUTO].tokens_per_s / totals[AUTOREGRESSIVE].tokens_per_s
+
+
+def _with_usual_seconds(same: tuple[DecodedText, ...]) -> DecodedText:
+    """One of the texts of the same prompt, with the median of all their seconds."""
+    return dataclasses.replace(same[0], seconds=median(text.seconds for text in same))
