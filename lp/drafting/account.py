@@ -118,6 +118,9 @@ FUNDS_AT_FIRST, OVERDRAFT = 0.25, 0.5
 MOST_FUNDS = 3.0
 # After a pause of plain steps, speculation begins with this much, so that its sources can learn for a few steps.
 FUNDS_AFTER_PAUSE = 0.3
+# The share of the time of a pause that steps may take for watching. It is a quarter of what may be lost, since watching
+# after plain steps costs more than what is known of it: the sources must then learn the tokens of these steps.
+SHARE_OF_WATCHING = LARGEST_SHARE_OF_TIME / 4
 # A pause ends early once drafts that were only watched would have gained this much.
 ENOUGH_WATCHED = 1.0
 
@@ -145,7 +148,7 @@ class SpeculationAccount:
     All amounts are in plain steps, which is the time that plain steps need for the same tokens.
     effort: what a step may do. plain_s: seconds of a plain step. funds: how much may be lost now, in plain steps. What
     steps gain is added, what they lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0,
-    speculation pauses. Steps of a pause watch as often as costs half of what the tokens add, and the others are plain.
+    speculation pauses. Steps of a pause watch as often as costs `SHARE_OF_WATCHING`, and the others are plain.
     A pause also ends when drafts that were watched would have gained enough.
     """
 
@@ -163,7 +166,7 @@ class SpeculationAccount:
         self.plain_s = cost.plain_s
         watching = cost.step_s(1, 0) / cost.plain_s - 1
         # Steps of a pause of which one watches.
-        self._period = max(1, math.ceil(watching / (LARGEST_SHARE_OF_TIME / 2)))
+        self._period = max(1, math.ceil(watching / SHARE_OF_WATCHING))
         # What one draft costs.
         self._draft = cost.step_s(min(2, cost.most_rows), 1) / cost.plain_s - 1
         # There is nothing to lose where every step costs the same.
