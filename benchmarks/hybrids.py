@@ -35,17 +35,13 @@ from lp.tree import chain
 
 VOCABULARY = 32_768
 ATTENTION_EVERY_FOURTH = ["linear_attention"] * 3 + ["full_attention"]
+LFM2: dict[str, Any] = {
+    "model_type": "lfm2", "block_auto_adjust_ff_dim": False, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "conv_L_cache": 3, "layer_types": ["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
-    "LFM2-350M": {
-        "model_type": "lfm2", "hidden_size": 1024, "intermediate_size": 4608, "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8, "conv_L_cache": 3,
-        "layer_types": ["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
-    },
-    "LFM2-1.2B": {
-        "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 8192, "block_auto_adjust_ff_dim": False,
-        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3,
-        "layer_types": ["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
-    },
+    "LFM2-350M": {**LFM2, "hidden_size": 1024, "intermediate_size": 4608, "num_attention_heads": 16},
+    "LFM2-1.2B": {**LFM2, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32},
     "Qwen3.5-0.8B": {
         "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
