@@ -88,11 +88,21 @@ class AheadOf(NamedTuple):
     tokens: Sequence[int]
 
 
-class TokensPerStep(NamedTuple):
-    """Tokens that a step yields on average: of drafts that were made ahead of it, and all others."""
+class StepYield(NamedTuple):
+    """What steps yield on average: the tokens of one, and the rows of its tree."""
 
-    others: float
-    drafted: float
+    tokens: float
+    rows: float
+
+
+class AheadYields(NamedTuple):
+    """What steps yield that others draft ahead of, and what all others do. longer: plain steps by which a step takes
+    longer on average because a rank that drafts ahead of it is not ready.
+    """
+
+    ahead: StepYield
+    others: StepYield
+    longer: float
 
 
 class Decoder(ABC):
@@ -202,8 +212,8 @@ class AheadDecoder(Decoder):
 
     @property
     @abstractmethod
-    def tokens_per_step(self) -> TokensPerStep:
-        """What steps yield that others draft ahead of, as far as is known."""
+    def yields(self) -> AheadYields:
+        """What steps yield, as far as is known."""
 
     @abstractmethod
     def draft_ahead(self, steps: Sequence[AheadOf], place: int, num_places: int) -> list[np.ndarray]:

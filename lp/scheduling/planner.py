@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lp.decoder import AheadOf, ProposedDrafts, Waiting
+from lp.decoder import AheadOf, AheadYields, ProposedDrafts, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.platform.library import address, library
 from lp.runner.runner import Runner, StepInput
@@ -26,6 +26,8 @@ from lp.tree import TokenTree
 
 # Steps for which it stays decided who verifies, as parts that have drafted catch up before they verify.
 STEPS_PER_DECISION = 16
+# The share of the time that trials of the slower way may cost.
+TRIAL_SHARE = 0.01
 
 
 class Prefill(NamedTuple):
@@ -61,44 +63,72 @@ class Drafts(NamedTuple):
 class Roles:
     """Decides for each batch whether one part verifies it while the others draft ahead, or all parts verify.
 
-    A draft that was made ahead costs nothing but the time by which one part takes longer than all. So the way that is
-    expected to yield most tokens per second is chosen, by step times and by what such drafts have yielded.
+    The way that is expected to yield most tokens per second is chosen, by step times and by what steps have yielded
+    each way. As that changes with the text, the other way is tried now and then.
     """
 
     def __init__(self, num_parts: int):
         self._num_parts = num_parts
         self._is_ahead, self._num_left = False, 0
+        # Seconds that trials may cost now.
+        self._trials_s = 0.0
 
     def are_ahead(self, states: Sequence[RequestState], times: StepTimes | None) -> bool:
         """Whether one part verifies. states: the requests that decode. times: of steps; without them, one verifies
         wherever others can draft.
         """
-        yields = [step.decoder.tokens_per_step for step in steps_ahead_of(states)]
+        yields = [step.decoder.yields for step in steps_ahead_of(states)]
         if not yields or times is None:
             return bool(yields)
         if not self._num_left:
-            expected = sum(state.decoder.expected for state in states if _ahead_of(state) is None)
-            others = expected + sum(one.others for one in yields)
-            drafted = sum(one.drafted for one in yields)
-            self._is_ahead = self._pays(states, times, others, drafted)
+            self._is_ahead = self._choose(states, times, yields)
             self._num_left = STEPS_PER_DECISION
         self._num_left -= 1
         return self._is_ahead
 
-    def _pays(self, states: Sequence[RequestState], times: StepTimes, others: float, drafted: float) -> bool:
-        """Whether tokens per second are the most if one part verifies. others, drafted: tokens of a step."""
-        one_s, all_s = _seconds(states, times, 1), _seconds(states, times, self._num_parts)
-        if len(states) == 1:  # one part computes the tree if that is faster
-            all_s = min(one_s, all_s)
-        return (others + drafted) / one_s >= others / all_s
+    def _choose(self, states: Sequence[RequestState], times: StepTimes, yields: Sequence[AheadYields]) -> bool:
+        """Whether one part verifies in the next steps. yields: of the requests that others can draft ahead for."""
+        rest = [state for state in states if _ahead_of(state) is None]
+        rest_tokens = sum(state.decoder.expected for state in rest)
+        rest_rows = sum(state.likely_rows for state in rest)
+        step_s, rates = list[float](), list[float]()
+        for is_ahead in (False, True):
+            found = [one.ahead if is_ahead else one.others for one in yields]
+            num_rows = rest_rows + round(sum(one.rows for one in found))
+            if is_ahead:
+                longer_s = max(one.longer for one in yields) * times.at(1)
+                step_s.append(longer_s + _seconds_in_company(states, times, num_rows))
+            else:
+                step_s.append(_seconds_of_all(states, times, num_rows, self._num_parts))
+            rates.append((rest_tokens + sum(one.tokens for one in found)) / step_s[-1])
+        best = rates[True] >= rates[False]
+        # A change costs about a step, as drafts are not there yet, or parts must catch up.
+        loss_s = step_s[not best] * (1 - rates[not best] / rates[best] + 1 / STEPS_PER_DECISION)
+        self._trials_s += TRIAL_SHARE * step_s[best]
+        if self._trials_s < loss_s:
+            return best
+        self._trials_s = 0.0
+        return not best
 
 
-def _seconds(states: Sequence[RequestState], times: StepTimes, num_parts: int) -> float:
-    """About the seconds of a step whose trees are as large as the last ones, and shared by so many parts."""
-    own, num_rows = times.for_parts(num_parts), sum(state.likely_rows for state in states)
+def _seconds_in_company(states: Sequence[RequestState], times: StepTimes, num_rows: int) -> float:
+    """About the seconds of a step of so many rows that one part computes while the others draft.
+
+    They are at least those of a step in which each part has so many rows, as the parts may share a memory.
+    """
     num_cached = sum(len(state.sequence.tokens) for state in states)
-    curve = _by_rows(own, num_parts, 1 << num_rows.bit_length())
-    return float(curve[num_rows]) + own.of_sequences(-(-len(states) // num_parts), num_cached // num_parts)
+    alone_s = times.alone.at(num_rows) if times.alone else 0.0
+    return max(alone_s, times.by_part().at(num_rows)) + times.of_sequences(len(states), num_cached)
+
+
+def _seconds_of_all(states: Sequence[RequestState], times: StepTimes, num_rows: int, num_parts: int) -> float:
+    """About the seconds of a step of so many rows that the parts share; one computes all of it if that is faster."""
+    num_cached = sum(len(state.sequence.tokens) for state in states)
+    own_rows, own_states = -(-num_rows // num_parts), -(-len(states) // num_parts)
+    shared_s = times.by_part().at(own_rows) + times.of_sequences(own_states, num_cached // num_parts)
+    if len(states) > 1 or times.alone is None:
+        return shared_s
+    return min(shared_s, times.alone.at(num_rows) + times.of_sequences(1, num_cached))
 
 
 def _ahead_of(state: RequestState) -> AheadOf | None:

@@ -183,7 +183,7 @@ class MixedDecoder(DraftedDecoder):
         """Learns what the second model was worth, and which candidates were right along the accepted path, as far as
         drafts go. num_right: how many of its drafts were accepted. Returns what Drafted.is_covered says.
         """
-        is_covered = self._end_with(accepted.tokens, num_right)
+        is_covered = self._end_with(accepted.tokens)
         self._asking.learn(len(accepted.tokens), num_right, len(self.tree), self._num_added)
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             if row >= len(self._rows):

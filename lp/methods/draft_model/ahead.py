@@ -22,10 +22,10 @@ from lp.methods.draft_model.calibration import WIDTH
 from lp.methods.draft_model.growth import MOST_AT_ONCE, Candidates, Growth
 
 # E, the most entries that a rank sends, and the integers of one: a reference to its node, the tokens of its candidates,
-# and their priors.
+# and their priors. Before them, it sends the time that it took.
 MOST_ENTRIES = 24
 ENTRY = 1 + 2 * WIDTH
-NUM_INTEGERS = MOST_ENTRIES * ENTRY
+NUM_INTEGERS = 1 + MOST_ENTRIES * ENTRY
 # In place of a reference or a token: there is none.
 NOTHING = -1
 
@@ -98,14 +98,19 @@ class GrowthAhead(Growth):
         added = self.nodes[len(self._references) :]
         self._references += [first + tokens.index(node.token) for node in added]
 
+    def message(self) -> np.ndarray:
+        """What the other ranks are to know of it: int32 [NUM_INTEGERS]."""
+        return np.concatenate([np.array([self.spent], np.float32).view(np.int32), self.entries.ravel()])
 
-def extend(growth: Growth, found: np.ndarray) -> list[list[int]]:
+
+def extend(growth: Growth, found: np.ndarray) -> tuple[list[list[int]], float]:
     """Adds what ranks have found ahead to the growth of the step. found: int32 [ranks, NUM_INTEGERS].
 
-    Returns the nodes that each rank has asked about.
+    Returns the nodes that each rank has asked about, and the longest time that one took, in plain steps.
     """
-    num_shared = len(growth.nodes)
-    return [_extend(growth, entries, num_shared) for entries in found.reshape(-1, MOST_ENTRIES, ENTRY)]
+    num_shared, times = len(growth.nodes), found[:, :1].copy().view(np.float32)
+    entries = found[:, 1:].reshape(-1, MOST_ENTRIES, ENTRY)
+    return [_extend(growth, of_rank, num_shared) for of_rank in entries], float(times.max())
 
 
 def _extend(growth: Growth, entries: np.ndarray, num_shared: int) -> list[int]:

@@ -7,7 +7,7 @@ a hundredth of the time is spent on trials, to notice when they are. No decision
 
 from __future__ import annotations
 
-from lp.decoder import TokensPerStep
+from lp.decoder import AheadYields, StepYield
 from lp.methods.draft_model.calibration import Calibration
 from lp.methods.draft_model.growth import Growth
 from lp.step_cost import StepCost
@@ -23,11 +23,9 @@ LIKELY_TOKENS = 128
 PRIOR_PACE_TOKENS, MOST_PACE_TOKENS = 8.0, 256.0
 # Tokens after which earlier ones count half.
 MOST_TOKENS = 1024.0
-# Tokens that drafts made ahead are believed to add to a step, as if so many steps had shown it. After so many, earlier
-# ones count half.
-PRIOR_AHEAD, PRIOR_STEPS, MOST_STEPS = 1.0, 16.0, 64.0
-# While nobody drafts ahead, each step makes what was learnt less sure, as if this share of one had shown the prior.
-FORGOTTEN = 1 / 64
+# The tokens and rows that steps are believed to have at first, if others draft ahead of them and if not, as if so many
+# steps had shown it. After so many, earlier ones count half.
+PRIOR_AHEAD, PRIOR_OTHERS, PRIOR_STEPS, MOST_STEPS = StepYield(2.0, 4.0), StepYield(1.0, 1.0), 16.0, 64.0
 
 
 class FadingMean:
@@ -74,29 +72,28 @@ class Worth:
 
 
 class AheadWorth:
-    """What a step yields of drafts that were made ahead of it, and of other sources."""
+    """What steps yield that others draft ahead of, and what all others do."""
 
     def __init__(self) -> None:
-        self._drafted = FadingMean(PRIOR_AHEAD, PRIOR_STEPS, MOST_STEPS)
-        self._others = FadingMean(1.0, PRIOR_STEPS, MOST_STEPS)
+        self._ahead = [FadingMean(prior, PRIOR_STEPS, MOST_STEPS) for prior in PRIOR_AHEAD]
+        self._others = [FadingMean(prior, PRIOR_STEPS, MOST_STEPS) for prior in PRIOR_OTHERS]
+        self._longer = FadingMean(0.0, PRIOR_STEPS, MOST_STEPS)
 
     @property
-    def tokens_per_step(self) -> TokensPerStep:
-        return TokensPerStep(self._others.mean, self._drafted.mean)
+    def yields(self) -> AheadYields:
+        ahead, others = ([one.mean for one in found] for found in (self._ahead, self._others))
+        return AheadYields(StepYield(*ahead), StepYield(*others), self._longer.mean)
 
-    def learn(self, num_others: int, num_drafted: int) -> None:
-        """Learns from a step that could have such drafts."""
-        self._others.learn(1, num_others)
-        self._drafted.learn(1, num_drafted)
-
-    def learn_without(self, num_tokens: int) -> None:
-        """Learns from a step that could not."""
-        self._others.learn(1, num_tokens)
-        self._drafted.learn(FORGOTTEN, FORGOTTEN * PRIOR_AHEAD)
+    def learn(self, num_tokens: int, num_rows: int, longer: float | None) -> None:
+        """Learns from a step. longer: see AheadYields; None if nobody drafted ahead of it."""
+        for known, amount in zip(self._others if longer is None else self._ahead, (num_tokens, num_rows), strict=True):
+            known.learn(1, amount)
+        if longer is not None:
+            self._longer.learn(1, longer)
 
     def state(self) -> tuple[float, ...]:
         """All that is known, for checksums."""
-        return *self._drafted.state(), *self._others.state()
+        return tuple(number for one in (*self._ahead, *self._others, self._longer) for number in one.state())
 
 
 class Experience:

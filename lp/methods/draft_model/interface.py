@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from lp.decoder import AheadDecoder, AheadOf, DraftedEnd, TokensPerStep, Waiting
+from lp.decoder import AheadDecoder, AheadOf, AheadYields, DraftedEnd, Waiting
 from lp.methods.draft_model.ahead import NUM_INTEGERS, Found, GrowthAhead, ends_drafted_for, extend
 from lp.methods.draft_model.asking import AheadWorth
 from lp.methods.draft_model.growth import Growth
@@ -64,9 +64,10 @@ class DraftedDecoder(AheadDecoder):
         # For the root and each draft of the tree its node of what has grown.
         self._rows = [0]
         # Whether others drafted ahead of the last step. If they draft ahead of the one that is computed now, the nodes
-        # that each of them has asked about.
+        # that each of them has asked about, and the longest time that one of them took, in plain steps.
         self._follows_ahead = False
         self._asked: list[list[int]] | None = None
+        self._drafting_time = 0.0
         # What is known of the tree of the next step, drafted ahead, and the most drafts that can follow its root.
         self._found: Found | None = None
         self._greatest_depth = 0
@@ -100,28 +101,26 @@ class DraftedDecoder(AheadDecoder):
             self._found.plant(growth)
             self._found = None
 
-    def _end_with(self, tokens: Sequence[int], num_right: int) -> bool | None:
+    def _end_with(self, tokens: Sequence[int]) -> bool | None:
         """Finds what was drafted below the end of the step that is committed, and learns what was drafted ahead of it.
 
-        tokens: that it has yielded. num_right: of the second model's drafts, those that were accepted. Returns what
-        Drafted.is_covered says.
+        tokens: that it has yielded. Returns what Drafted.is_covered says.
         """
         if not self._text.is_ahead:
             return None
         self._found = Found(self.grown).follow(tokens)
-        if self._follows_ahead:
-            self._worth.learn(len(tokens) - num_right, num_right)
-        else:
-            self._worth.learn_without(len(tokens))
-        self._follows_ahead, self._asked = self._asked is not None, None
-        return (self._found is not None and self._found.has_drafts) if self._follows_ahead else None
+        is_ahead, self._asked = self._asked is not None, None
+        longer = max(0.0, self._drafting_time - self.step_time) if is_ahead else None
+        self._worth.learn(len(tokens), len(self.tree), longer)
+        self._follows_ahead = is_ahead
+        return (self._found is not None and self._found.has_drafts) if is_ahead else None
 
     def follow(self, tokens: Sequence[int], more: Sequence[int]) -> None:
         self._found = self._found and self._found.follow(more)
 
     @property
-    def tokens_per_step(self) -> TokensPerStep:
-        return self._worth.tokens_per_step
+    def yields(self) -> AheadYields:
+        return self._worth.yields
 
     def ahead_of(self, tokens: Sequence[int]) -> AheadOf | None:
         return AheadOf(self, tokens) if self._text.is_ahead else None
@@ -135,10 +134,10 @@ class DraftedDecoder(AheadDecoder):
             growths.append(growth)
             wishes.append(Wish(decoder._text, tokens, growth))
         self._text.draft_ahead(wishes, self.step_time)
-        return [growth.entries.ravel() for growth in growths]
+        return [growth.message() for growth in growths]
 
     def take_ahead(self, found: np.ndarray) -> None:
-        self._asked = extend(self.grown, found)
+        self._asked, self._drafting_time = extend(self.grown, found)
 
     def _ends(self) -> list[DraftedEnd]:
         """The ends of the step for which others have drafted."""

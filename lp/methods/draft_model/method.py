@@ -225,7 +225,7 @@ class ModelDecoder(DraftedDecoder):
         for row, target in zip(accepted.rows, accepted.tokens, strict=True):
             self.grown.learn(self._rows[row], target)
         self._asking.learn(len(accepted.tokens), len(accepted.drafted), len(self.tree), self.num_drafts)
-        is_covered = self._end_with(accepted.tokens, len(accepted.drafted))
+        is_covered = self._end_with(accepted.tokens)
         accepted_by = [self.source] * len(accepted.drafted)
         drafted = Drafted(Counter({self.source: self.num_drafts}), accepted_by, is_covered)
         return accepted, lambda: drafted

@@ -24,8 +24,8 @@ from tests.parallel.runners.test_drafts_ahead import GREEDY, SAMPLED, STOPPING, 
 
 COPY, PROMPT = SecondModel(weights=Weights.int8), make_prompt(60)
 LOOKAHEAD, AHEAD = Lookahead(9, 4, 6), DraftModel()
-# With these, sharing a large step is many times as fast as leaving it to one rank.
-TIMES = StepTimes((1, 8, 64), (0.010, 0.0101, 0.011), 2, StepTimes((1, 8, 64), (0.010, 0.02, 0.2)))
+# With these, sharing a large step is many times as fast as leaving it to one rank, and a small one as fast.
+TIMES = StepTimes((1, 8, 16, 64), (0.010, 0.0101, 0.0102, 0.011), 2, StepTimes((1, 16, 64), (0.010, 0.0104, 0.2)))
 # Tokens, traces and statistics of a request.
 Told = tuple[list[int], list[dict[str, Any]], dict[str, Any]]
 

@@ -43,7 +43,7 @@ def extended() -> Growth:
     growth = step_growth()
     ahead = GrowthAhead(growth, 10, 3.0, 0, 1)
     run(ahead)
-    extend(growth, ahead.entries.ravel()[None])
+    extend(growth, ahead.message()[None])
     return growth
 
 
@@ -74,7 +74,7 @@ def test_all_ranks_learn_what_one_has_found() -> None:
     ahead = GrowthAhead(growth, 10, 2.0, 0, 1)
     asked = run(ahead)
     assert len(asked) > 3 and len(growth.nodes) == 3, "the step's own growth waits for what is sent"
-    extend(growth, ahead.entries.ravel()[None])
+    extend(growth, ahead.message()[None])
     assert known(growth) == known(ahead)
 
 
@@ -94,8 +94,9 @@ def test_several_ranks_look_elsewhere(num_ranks: int) -> None:
     parts = [GrowthAhead(growth, 12, 2.0, place, num_ranks) for place in range(num_ranks)]
     asked = [{path_of(part, number) for number in run(part)} for part in parts]
     assert all(asked) and len(set.union(*asked)) == sum(map(len, asked))
-    extend(growth, np.stack([part.entries.ravel() for part in parts]))
+    _, time = extend(growth, np.stack([part.message() for part in parts]))
     assert set(known(growth)) == set.union(*asked)
+    assert time == pytest.approx(max(part.spent for part in parts)) and time > 0
 
 
 def test_the_next_growth_begins_below_the_end_of_the_step() -> None:
@@ -113,7 +114,7 @@ def test_an_end_that_nobody_drafted_for_has_nothing() -> None:
 def test_no_more_is_found_than_can_be_sent() -> None:
     ahead = GrowthAhead(step_growth(), 64, 1000.0, 0, 1)
     assert len(run(ahead)) == MOST_ENTRIES
-    assert ahead.entries.size == NUM_INTEGERS
+    assert ahead.message().size == NUM_INTEGERS
 
 
 def test_what_was_planted_counts_no_deeper_than_the_next_step_may_go() -> None:
