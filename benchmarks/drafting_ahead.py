@@ -6,7 +6,8 @@ FOLDER holds humaneval.jsonl, gsm8k.jsonl and spec_bench.jsonl, or some of them;
 workload is asked. Every rank has one core. Five ways of decoding take turns on every prompt. One rank: autoregressive
 decoding, `auto`, and `auto` with a copy of the model that drafts before its steps. Two ranks: `auto`, whose trees they
 share, and `auto` with the copy, where one rank verifies while the other drafts ahead. All ranks stay loaded. Texts are
-timed as a whole, their prompts included.
+timed as a whole, their prompts included. Ranks learn from what they have decoded how long steps take, as those of a
+server do.
 
 The weights of a GGUF file are unpacked to --dtype first, as in benchmarks.self_drafting. The two ranks share one
 memory, which ranks on devices of their own do not.
@@ -29,7 +30,7 @@ from benchmarks.shared.decoded_texts import AUTOREGRESSIVE, DecodedText, MethodT
 from benchmarks.shared.inputs import encode, find_model
 from benchmarks.shared.methods import describe_costs, sampling_at, timed
 from benchmarks.shared.options import add_copy, add_output, make_parser, parse
-from benchmarks.shared.ranks import ask, assembled, take_core, waiting_ranks
+from benchmarks.shared.ranks import answer_about_times, ask, ask_and_learn, assembled, take_core, waiting_ranks
 from benchmarks.shared.report import bullets, markdown_table, publish
 from lp import Auto, Autoregressive, Engine, SecondModel, Stopping
 from lp.engine.builder import EngineSettings
@@ -79,7 +80,8 @@ def main() -> None:
 
         def by(name: str, length: int) -> Callable[[list[int], int], DecodedText]:
             way = WAYS[name]
-            return lambda prompt, number: ask(groups[way.ranks, way.has_copy], ("decode", name, number, length))
+            group = groups[way.ranks, way.has_copy]
+            return lambda prompt, number: ask_and_learn(group, ("decode", name, number, length))
 
         numbers = [[number] for number in range(len(asked))]  # the ranks have the prompts
         take_turns({name: by(name, WARM_UP) for name in WAYS}, numbers[:1])
@@ -130,7 +132,7 @@ def run_rank(
     settings = EngineSettings(ModelSettings(model, dtype, "cpu"))
     if has_copy:
         settings.draft = SecondModel(weights=Weights[weights])
-    with assembled(settings, ParallelSettings(mode=Mode.lp), rank, num_ranks, port) as engine:
+    with assembled(settings, ParallelSettings(mode=Mode.auto), rank, num_ranks, port) as engine:
         prompts = encode(engine, [one.for_model(engine.checkpoint.tokenizer) for one in asked], length)
         while (work := connection.recv())[0] != "end":
             match work:
@@ -145,7 +147,7 @@ def run_rank(
                     draft = engine.checkpoint.extensions["draft"]
                     connection.send(draft.relative_costs)
                 case _:
-                    connection.send(None)
+                    connection.send(answer_about_times(engine, work))
 
 
 def share_with_drafts(

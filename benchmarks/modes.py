@@ -9,7 +9,8 @@ Every rank has one core; one rank with a thread on each core is measured as well
 round measures one after the other, so that a change of the machine's speed affects all. Decoding is timed while all
 streams decode, with their prompts behind them. Ranks learn from what they have decoded how long steps take, as those of
 a server do. Shown are medians over the rounds, as ratios to one rank on one core with the same method and with plain
-decoding; and for each category of texts, where there is one stream.
+decoding; and for each category of texts, where there is one stream. The mode `auto`, the programs' default, shares
+trees as lp does, and its ranks compute a prompt together.
 
 Ranks beyond the machine's cores run for their texts only. Their speed is modelled, as that of the others is besides, by
 a virtual clock over measured parts (benchmarks/projections/virtual_engine.py): one process on one core decodes the same
@@ -42,7 +43,16 @@ from benchmarks.projections.virtual_engine import CommunicationTimes, virtual_en
 from benchmarks.shared.categories import read_categories
 from benchmarks.shared.inputs import find_model
 from benchmarks.shared.options import add_output, add_stored, ascending_numbers, make_parser, parse
-from benchmarks.shared.ranks import WAIT_S, Work, ask, assembled, take_core, waiting_ranks
+from benchmarks.shared.ranks import (
+    WAIT_S,
+    Work,
+    answer_about_times,
+    ask,
+    ask_and_learn,
+    assembled,
+    take_core,
+    waiting_ranks,
+)  # fmt: skip
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from lp import Auto, Autoregressive, Engine, Lookahead, PromptLookup, Sampling, Stopping
 from lp.engine.builder import EngineSettings
@@ -52,7 +62,6 @@ from lp.model.gguf import unpacked_folder
 from lp.request import DecodingMethod
 from lp.runner.step_times.measure import StepTimesSource
 from lp.statistics import Statistics
-from lp.step_cost import StepTimes
 from parallel.build import check
 from parallel.mesh import Mode, ParallelSettings
 
@@ -67,7 +76,9 @@ WARM_UP: Work = ("warm up",)
 ALONE = "one rank"
 # Tensor-parallel ranks of a group that computes a part of every tree.
 GROUP = 2
-MODES = ("lp", "tp", "pp", "lpxtp")
+MODES = ("auto", "lp", "tp", "pp", "lpxtp")
+# Modes that are not played: the stages of a pipeline, and what `auto` adds to lp, the splitting of prompts.
+NOT_PLAYED = ("auto", "pp")
 
 
 @dataclass(frozen=True)
@@ -183,14 +194,6 @@ def main() -> None:
     )
 
 
-def ask_and_learn(group: list[Connection], work: Work) -> Any:
-    """Has all ranks of a group do some work, and then decide by the step times that the first one has learnt."""
-    answer = ask(group, work)
-    if times := ask(group, ("new times",)):
-        ask(group, ("use times", times))
-    return answer
-
-
 def modelled(name: str) -> str:
     """The name under which the figures of a played layout are kept."""
     return f"{name}, modelled"
@@ -292,7 +295,7 @@ def make_layouts(arguments: argparse.Namespace) -> Layouts:
             found.names.append(layout.name)
             if MEASURED in arguments.clocks:
                 (found.crowded if is_crowded(layout) else found.timed).append(layout)
-            if MODELLED in arguments.clocks and mode != "pp":
+            if MODELLED in arguments.clocks and mode not in NOT_PLAYED:
                 found.modelled.append(replace(layout, is_modelled=True))
     return found
 
@@ -354,12 +357,8 @@ def run_rank(connection: Connection, rank: int, port: int, layout: Layout, argum
                     connection.send(decode_all(engine, prompts, method, streams, {**arguments, "texts": 1}, clock))
                 case ("prompt", tokens) | ("warm up", "prompt", tokens):
                     connection.send(read_prompt(engine, prompts, tokens, clock))
-                case ("new times",):
-                    connection.send(engine.take_new_times().to_dict() if engine.has_new_times else None)
-                case ("use times", times):
-                    connection.send(engine.use_times(StepTimes.from_dict(times)))
                 case _:
-                    connection.send(None)
+                    connection.send(answer_about_times(engine, work))
 
 
 @contextmanager

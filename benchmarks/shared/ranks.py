@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 
 from lp import Engine
 from lp.engine.builder import EngineSettings
+from lp.step_cost import StepTimes
 from parallel.build import MeshTopology
 from parallel.mesh import ParallelSettings, make_mesh, open_store
 
@@ -95,6 +96,24 @@ def ask(connections: list[Connection], work: Work) -> Any:
     except EOFError:
         raise SystemExit("a rank failed; its error is printed above") from None
     return answers[0]
+
+
+def ask_and_learn(group: list[Connection], work: Work) -> Any:
+    """Has all ranks of a group do some work, and then decide by the step times that the first one has learnt."""
+    answer = ask(group, work)
+    if times := ask(group, ("new times",)):
+        ask(group, ("use times", times))
+    return answer
+
+
+def answer_about_times(engine: Engine, work: Work) -> dict[str, Any] | None:
+    """A rank's answer to `ask_and_learn`; None to any other work."""
+    match work:
+        case ("new times",):
+            return engine.take_new_times().to_dict() if engine.has_new_times else None
+        case ("use times", times):
+            engine.use_times(StepTimes.from_dict(times))
+    return None
 
 
 def take_core(rank: int) -> None:
