@@ -23,7 +23,6 @@ from lp.platform.hardware import Download, upload
 from lp.sampling.choosers import can_fuse
 from lp.sampling.contrast import Contrast, as_wide
 from lp.sampling.contrast import apply as apply_contrast
-from lp.sampling.noise import NoiseTable
 from lp.sampling.penalties import Touched, change
 from lp.sampling.rows import LAYOUT, Chooser, Rows
 from lp.sampling.top_k import top_tokens
@@ -40,10 +39,10 @@ class Asked(NamedTuple):
     """The rows of one sequence that are to be answered, and how; see `Sampler.ask`.
 
     choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
-    `Rows` has them; unused positions are 0. noise: None for greedy sequences. touch: says what penalties and
-    biases do; None if there are none. num_candidates: K, the number of best tokens to return for each row; 0 is the
-    target alone. num_likeliest: T; None if no log-probabilities are asked for. scored: int64 [R], tokens whose
-    log-probabilities are asked for; None for those of the targets. mask: says what a grammar allows; None if there is
+    `Rows` has them; unused positions are 0. touch: says what penalties and biases do; None if there are none.
+    num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
+    if no log-probabilities are asked for. scored: int64 [R], tokens whose log-probabilities are asked for; None for
+    those of the targets. mask: says what a grammar allows; None if there is
     none. ahead: what the model's heads are asked for, which is not answered here. num_hidden: numbers of the hidden
     states that are reported, which are not answered here either. contrast: what the scores are made
     of; None if they are the logits. second: a second model's logits for the rows, float32 [R, V], if it needs them;
@@ -54,7 +53,6 @@ class Asked(NamedTuple):
     choices: np.ndarray
     dropped: np.ndarray
     positions: np.ndarray
-    noise: NoiseTable | None
     touch: Callable[[], Touched] | None
     num_candidates: int
     num_likeliest: int | None
@@ -206,11 +204,9 @@ def _rows(chosen: Sequence[Asked], scores_RV: Tensor) -> Rows:
     """The rows of these sequences, whose scores lie one behind the other."""
     if len(chosen) == 1:
         (one,) = chosen
-        return Rows(scores_RV, one.choices, one.dropped, one.positions, [one.noise] * len(one.choices))
+        return Rows(scores_RV, one.choices, one.dropped, one.positions)
     parts = zip(*((one.choices, one.dropped, one.positions) for one in chosen), strict=True)
-    choices, dropped, positions = (np.concatenate(part) for part in parts)
-    noise = [one.noise for one in chosen for _ in range(len(one.choices))]
-    return Rows(scores_RV, choices, dropped, positions, noise)
+    return Rows(scores_RV, *(np.concatenate(part) for part in parts))
 
 
 def _launch_report(

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from lp.platform import build as kernels
 from lp.platform.hardware import upload
-from lp.sampling.noise import gumbel_of, noise_of_rows
+from lp.sampling.drawn import best_drawn, best_of, noisy
+from lp.sampling.noise import gumbel_of
 from lp.sampling.rows import Chooser, OnDevice, Rows
 from lp.sampling.settings import Sampling
-from lp.sampling.top_k import best_tokens, top_tokens
+from lp.sampling.top_k import top_tokens
 from lp.tree import NOT_A_TOKEN
 
 # The best tokens of a row among which a GPU's kernels look: N.
@@ -77,21 +78,12 @@ class FullVocabulary(Chooser):
     def __call__(self, rows: Rows) -> Tensor:
         """See Chooser."""
         if self.is_greedy:
-            return self._best(rows.scores)
-        parts = [self._best(_noisy(part)) for part in rows.parts()]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _best(self, scores_RV: Tensor) -> Tensor:
-        best = best_tokens(scores_RV, self.num_tokens)
-        tokens_RK = best.tokens.where(best.are_numbers[:, None], NOT_A_TOKEN)
+            tokens_RK = best_of(rows.scores, self.num_tokens)
+        elif self.is_truncated:
+            tokens_RK = torch.cat([best_of(noisy(warp(part), part), self.num_tokens) for part in rows.parts()])
+        else:
+            tokens_RK = best_drawn(rows, self.num_tokens)
         return torch.cat([tokens_RK.new_ones(len(tokens_RK), 1), tokens_RK], dim=1)
-
-
-def _noisy(rows: Rows) -> Tensor:
-    scores_RV = warp(rows)
-    if not rows.any("is_drawn"):
-        return scores_RV
-    return noise_of_rows(rows.noise, rows.positions, rows.setting("is_drawn")).add_(scores_RV)
 
 
 def warp(rows: Rows) -> Tensor:

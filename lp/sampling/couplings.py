@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from lp.sampling.choosers import warp
-from lp.sampling.noise import gumbel, noise_of_rows, stream_seed, uniform_at
+from lp.sampling.drawn import noisy
+from lp.sampling.noise import gumbel, stream_seed, uniform_at
 from lp.sampling.rows import Chooser, Rows
 from lp.sampling.top_k import best_tokens
 from lp.tree import NOT_A_TOKEN, Coupled, Proposal
@@ -147,10 +148,7 @@ class CoupledChooser(Chooser):
     def __call__(self, rows: Rows) -> Tensor:
         """See Chooser."""
         scores_RV = rows.scores if self.is_greedy else warp(rows)
-        noisy = scores_RV
-        if rows.any("is_drawn"):
-            noisy = noise_of_rows(rows.noise, rows.positions, rows.setting("is_drawn")) + scores_RV
-        usual = best_tokens(noisy, self.num_tokens)
+        usual = best_tokens(noisy(scores_RV, rows), self.num_tokens)
         if self.is_greedy:  # all probability is on one token
             probabilities_RV = torch.zeros_like(scores_RV).scatter_(1, usual.tokens[:, :1], 1.0)
         else:

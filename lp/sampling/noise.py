@@ -9,7 +9,7 @@ Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decodi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -88,48 +88,9 @@ def uniform_at(seed: int, position: int, place: int) -> float:
     return ((_mix((key + (place + 1) * _GOLDEN) & _MASK) >> 12) + 0.5) * 2.0**-52
 
 
-class NoiseTable:
-    """One seed's noise for the whole vocabulary. A position's noise is made once and kept until it is forgotten."""
-
-    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu"):
-        self.seed = seed
-        self.vocab_size = vocab_size
-        self.device = torch.device(device)
-        # [V] by position.
-        self.known: dict[int, Tensor] = {}
-
-    def forget(self, before: int) -> None:
-        """Drops the noise of all positions before this one, which a growing sequence needs no more."""
-        for position in [position for position in self.known if position < before]:
-            del self.known[position]
-
-
-def noise_of_rows(tables: Sequence[NoiseTable | None], positions: np.ndarray, is_drawn: np.ndarray) -> Tensor:
-    """[R, V] the noise of each row's position, zeros for rows that are not drawn.
-
-    tables: of each row, all of the same vocabulary and device; at least one is there. positions, is_drawn: [R].
-    """
-    wanted = [
-        (table, position) if table and drawn else None
-        for table, position, drawn in zip(tables, positions.tolist(), is_drawn.tolist(), strict=True)
-    ]
-    missing = {
-        (id(one[0]), one[1]): one for one in wanted if one and one[1] not in one[0].known
-    }  # each once, in the order of the rows
-    if missing:
-        _make(list(missing.values()))
-    some = next(table for table in tables if table)
-    zeros = torch.zeros(1, device=some.device).expand(some.vocab_size)
-    return torch.stack([zeros if one is None else one[0].known[one[1]] for one in wanted])
-
-
-def _make(missing: list[tuple[NoiseTable, int]]) -> None:
-    """Makes noise: on a GPU all at once, on a CPU as much at a time as its caches hold."""
-    table = missing[0][0]
-    at_once = len(missing) if table.device.type == "cuda" else max(1, _AT_ONCE // table.vocab_size)
-    tokens = torch.arange(table.vocab_size, device=table.device)[None]
-    for start in range(0, len(missing), at_once):
-        some = missing[start : start + at_once]
-        keys = np.concatenate([row_keys(one.seed, [position]) for one, position in some])
-        for (one, position), noise in zip(some, gumbel_of(upload(keys, table.device)[:, None], tokens), strict=True):
-            one.known[position] = noise
+def noise_of_rows(keys_R1: Tensor, is_drawn_R1: Tensor, vocab_size: int) -> Tensor:
+    """[R, V] float32 the noise of each row's position, zeros for rows that are not drawn. keys_R1: see `gumbel_of`."""
+    tokens = torch.arange(vocab_size, device=keys_R1.device)[None]
+    at_once = len(keys_R1) if keys_R1.device.type == "cuda" else max(1, _AT_ONCE // vocab_size)
+    parts = [gumbel_of(keys, tokens) for keys in keys_R1.split(at_once)]
+    return torch.cat(parts).masked_fill_(~is_drawn_R1, 0)

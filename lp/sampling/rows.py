@@ -8,7 +8,6 @@ Rows of many sequences, with settings of their own, lie in one array. Knows noth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lp.platform.hardware import upload
-from lp.sampling.noise import NoiseTable
 from lp.sampling.settings import Sampling
 
 # How a row's token is chosen, in 32 bytes. key: what its noise is made of. num_tokens: K, 0 for rows whose token nobody
@@ -59,21 +57,18 @@ class Rows(NamedTuple):
 
     scores: float32 [R, V] before the warpers. choices: int64 [R, 4], as LAYOUT. dropped: [R] float32, the share of
     probability that top-p drops, 1 - top_p rounded once. positions: [R] int64, the places in their sequences of the
-    tokens to choose. noise: of each row, where the noise of the whole vocabulary is kept; None for rows of greedy
-    sequences.
+    tokens to choose.
     """
 
     scores: Tensor
     choices: np.ndarray
     dropped: np.ndarray
     positions: np.ndarray
-    noise: Sequence[NoiseTable | None]
 
     def take(self, rows: np.ndarray) -> Rows:
         """Only the rows of these numbers."""
-        noise = [self.noise[row] for row in rows.tolist()]
         some = upload(rows, self.scores.device)
-        return Rows(self.scores[some], self.choices[rows], self.dropped[rows], self.positions[rows], noise)
+        return Rows(self.scores[some], self.choices[rows], self.dropped[rows], self.positions[rows])
 
     def parts(self) -> list[Rows]:
         """Splits the rows into parts small enough for a part's scores to stay in a CPU's cache, or to take little of a
@@ -84,8 +79,7 @@ class Rows(NamedTuple):
             return [self]
         slices = [slice(start, start + num_rows) for start in range(0, len(self.scores), num_rows)]
         return [
-            Rows(self.scores[some], self.choices[some], self.dropped[some], self.positions[some], self.noise[some])
-            for some in slices
+            Rows(self.scores[some], self.choices[some], self.dropped[some], self.positions[some]) for some in slices
         ]
 
     def uploaded(self) -> Tensor:

@@ -22,7 +22,7 @@ from lp.sampling.choosers import WHOLE, FullVocabulary, FusedChooser, can_fuse, 
 from lp.sampling.contrast import Contrast
 from lp.sampling.contrast import apply as apply_contrast
 from lp.sampling.couplings import CoupledChooser
-from lp.sampling.noise import NoiseTable, mixed_seed, row_keys
+from lp.sampling.noise import mixed_seed, row_keys
 from lp.sampling.penalties import Penalties, change, touches
 from lp.sampling.rows import LAYOUT, Chooser, Rows, layout_of
 from lp.sampling.settings import Sampling
@@ -30,7 +30,7 @@ from lp.tree import Answers, Coupled, TokenTree
 
 
 class Sampler:
-    """One sequence's settings, its noise, and what is known of it for penalties."""
+    """One sequence's settings, and what is known of it for penalties. is_sampled: whether tokens are drawn."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class Sampler:
         self.penalties = Penalties(sampling, prompt_length, eos, vocab_size) if touches(sampling, eos) else None
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else Masks.of_tokens(allowed, vocab_size)
-        self.noise = NoiseTable(sampling.seed, vocab_size, device) if sampling.temperature > 0 else None
+        self.is_sampled = sampling.temperature > 0
         # By the number of tokens that they choose for each row, with what all rows' choices have in common.
         self._choosers: dict[int, tuple[tuple[Chooser, ...], np.ndarray]] = {}
         self._dropped = np.array([1.0 - (1.0 if sampling.top_p is None else sampling.top_p)], np.float32)
         # Whether a step asks the same whatever its tokens are. That is kept by the numbers of rows and of candidates,
         # as a part of what is asked for the most rows so far.
         self._is_masked = grammar is not None or allowed is not None
-        self._are_alike = not (self.noise or self.penalties or self._is_masked)
-        self._are_drawn = self.noise is not None and not (self.penalties or self._is_masked)
+        self._are_alike = not (self.is_sampled or self.penalties or self._is_masked)
+        self._are_drawn = self.is_sampled and not (self.penalties or self._is_masked)
         self._kept: dict[tuple[int, int], Asked] = {}
         # By the same numbers, what drawn rows are asked by in turn: a step's is written over by the next step but one.
         self._in_turn: dict[tuple[int, int], list[Asked]] = {}
@@ -84,8 +84,7 @@ class Sampler:
         if self._are_drawn and tree.greedy is None and (native := library()) is not None:
             return self._drawn(native, tree, len(tokens), num_candidates)
         asked = self._asked(tree.depths + len(tokens), *key)
-        if self.noise:
-            self.noise.forget(before=len(tokens))
+        if self.is_sampled:
             fields = asked.choices.view(LAYOUT)[:, 0]
             fields["key"] = row_keys(self._seed, asked.positions.tolist())
             fields["is_drawn"] = True if tree.greedy is None else ~tree.greedy
@@ -96,13 +95,10 @@ class Sampler:
     def _ask_coupled(self, coupled: Coupled, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
         """What answers rows whose targets depend on drafts. tree: without that."""
         asked, num_tokens = self.ask(tree, tokens, num_candidates), min(max(1, num_candidates), self.vocab_size)
-        return asked._replace(choosers=(CoupledChooser(coupled, self._seed, num_tokens, self.noise is None),))
+        return asked._replace(choosers=(CoupledChooser(coupled, self._seed, num_tokens, not self.is_sampled),))
 
     def _drawn(self, native: Library, tree: TokenTree, length: int, num_candidates: int) -> Asked:
         """What `ask` returns where all rows are drawn without penalties."""
-        assert self.noise is not None
-        if self.noise.known:
-            self.noise.forget(before=length)
         key = tree.num_rows, num_candidates
         both = self._in_turn.get(key) or self._in_turn.setdefault(key, [self._drawn_part(*key) for _ in range(2)])
         both.reverse()
@@ -113,7 +109,7 @@ class Sampler:
     def _drawn_part(self, num_rows: int, num_candidates: int) -> Asked:
         """What answers so many drawn rows, with choices and positions of its own, which are still to be written."""
         part = self._part(num_rows, num_candidates)
-        return part._replace(choices=part.choices.copy(), positions=part.positions.copy(), noise=self.noise)
+        return part._replace(choices=part.choices.copy(), positions=part.positions.copy())
 
     def _part(self, num_rows: int, num_candidates: int) -> Asked:
         """What answers rows whose positions are not needed."""
@@ -133,8 +129,8 @@ class Sampler:
         """What answers rows whose scores nothing changes."""
         choosers, alike = self._choosers_of(min(max(1, num_candidates), self.vocab_size))
         return Asked(
-            choosers, alike.repeat(num_rows, axis=0), self._dropped.repeat(num_rows), positions, self.noise, None,
-            num_candidates, self.sampling.logprobs, contrast=self.contrast,
+            choosers, alike.repeat(num_rows, axis=0), self._dropped.repeat(num_rows), positions, None, num_candidates,
+            self.sampling.logprobs, contrast=self.contrast,
         )  # fmt: skip
 
     def _ask_scores(self, tree: TokenTree, scored: np.ndarray, length: int) -> Asked:
@@ -143,7 +139,7 @@ class Sampler:
         choosers = (FusedChooser(WHOLE, 1) if self._can_fuse(1) else FullVocabulary(1, is_greedy=True),)
         choices = layout_of(Sampling.greedy(), 1).repeat(num_rows, axis=0)
         return Asked(
-            choosers, choices, np.zeros(num_rows, np.float32), tree.depths + length, None, None, 0,
+            choosers, choices, np.zeros(num_rows, np.float32), tree.depths + length, None, 0,
             self.sampling.prompt_logprobs, scored,
         )  # fmt: skip
 
@@ -180,4 +176,4 @@ class Sampler:
             change(scores_RV, [(0, asked.touch())], can_fuse(scores_RV.device))
         if asked.mask:
             apply_masks(scores_RV, [(0, asked.mask())])
-        return warp(Rows(scores_RV, asked.choices, asked.dropped, asked.positions, []))
+        return warp(Rows(scores_RV, asked.choices, asked.dropped, asked.positions))

@@ -21,7 +21,8 @@ from lp.model.causal import CausalModel
 from lp.sampling.batch import Asked
 from lp.sampling.choosers import can_fuse, warp
 from lp.sampling.couplings import DRAFT_STREAM
-from lp.sampling.noise import gumbel_at, noise_of_rows, stream_seed
+from lp.sampling.drawn import noisy
+from lp.sampling.noise import gumbel_at, stream_seed
 from lp.sampling.penalties import change
 from lp.sampling.rows import Rows
 from lp.sampling.sampler import Sampler
@@ -63,16 +64,16 @@ class CandidateChooser:
         places = np.array([numbers.index(node) for node in nodes])
         asked = self._sampler.ask(_tree(growth, numbers), tokens)
         logits_NV = self._penalize(logits_NV[:, : self._vocab_size].contiguous(), asked, places)
-        rows = Rows(logits_NV, asked.choices[places], asked.dropped[places], asked.positions[places], [])
-        noise = self._sampler.noise
+        rows = Rows(logits_NV, asked.choices[places], asked.dropped[places], asked.positions[places])
+        is_sampled = self._sampler.is_sampled
+        scores = warp(rows) if is_sampled else logits_NV
         if self._is_drawn:
-            return self._drawn(logits_NV if noise is None else warp(rows), rows.positions)
-        scores = (logits_NV if noise is None else warp(rows)).log_softmax(dim=1)
-        if noise is not None:
-            drawn = np.ones(len(nodes), bool)
-            scores = scores + noise_of_rows([noise] * len(nodes), rows.positions, drawn)
+            return self._drawn(scores, rows.positions)
+        scores = scores.log_softmax(dim=1)
+        if is_sampled:
+            scores = noisy(scores, rows)
         best = scores.topk(min(WIDTH, self._vocab_size), dim=1)
-        return Chosen(best.values if noise is None else best.values.log_softmax(dim=1), best.indices, None)
+        return Chosen(best.values.log_softmax(dim=1) if is_sampled else best.values, best.indices, None)
 
     def _penalize(self, logits_NV: Tensor, asked: Asked, places: np.ndarray) -> Tensor:
         """The logits after penalties, biases and masks, which look at all nodes above."""
@@ -89,7 +90,7 @@ class CandidateChooser:
 
     def _drawn(self, scores_NV: Tensor, positions: np.ndarray) -> Chosen:
         """One token of each row, drawn with noise that decides nothing else."""
-        if self._sampler.noise is None:
+        if not self._sampler.is_sampled:
             best = scores_NV.argmax(dim=1, keepdim=True)
             distributions = torch.zeros_like(scores_NV).scatter_(1, best, 1.0)
             return Chosen(scores_NV.gather(1, best) * 0.0, best, distributions)

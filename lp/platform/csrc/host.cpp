@@ -7,6 +7,7 @@
 #include "budget.h"
 #include "callable.h"
 #include "drafts.h"
+#include "drawn.h"
 #include "exchange.h"
 #include "noise.h"
 #include "partition.h"
@@ -64,6 +65,17 @@ void scores_best(const float* scores, int64_t num_rows, int64_t vocab_size, int6
     for (int64_t row = 0; row < num_rows; ++row)
         are_numbers[row] = find_best(scores + row * vocab_size, vocab_size,
                                      {num_best, tokens + row * num_best, values + row * num_best});
+}
+
+void* drawn_new(int64_t vocab_size) { return new DrawnFinder(vocab_size); }
+
+// choices: an array, of the rows. tokens: [num_rows][num_best]. are_sure: of each row, see DrawnFinder.
+void drawn_find(void* finder, const float* scores, int64_t num_rows, int64_t vocab_size, PyObject* choices,
+                int64_t num_best, int64_t* tokens, bool* are_sure) {
+    const Choice* how = data_of<Choice>(choices);
+    for (int64_t row = 0; row < num_rows; ++row)
+        are_sure[row] = static_cast<DrawnFinder*>(finder)->find(scores + row * vocab_size, how[row], num_best,
+                                                                tokens + row * num_best);
 }
 
 // Of a step's budget.
@@ -267,6 +279,8 @@ PyMethodDef functions[] = {
     callable<tree_split>("tree_split"),
     callable<tree_follow_part>("tree_follow_part"),
     callable<scores_best>("scores_best"),
+    callable<drawn_new>("drawn_new"),
+    callable<drawn_find>("drawn_find"),
     callable<budget_share_out>("budget_share_out"),
     callable<step_draw>("step_draw"),
     callable<step_fill>("step_fill"),

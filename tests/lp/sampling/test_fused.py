@@ -33,7 +33,7 @@ def rows_of(sampling: Sampling, scores: torch.Tensor, num_tokens: int = NUM_TOKE
     tree = TokenTree(np.zeros_like(depths), depths - 1, depths, greedy)
     complete = Sampling.greedy().changed({key: value for key, value in vars(sampling).items() if value is not None})
     asked = Sampler(complete, 1, [], VOCABULARY, "cpu").ask(tree, [0] * 7, num_tokens)
-    return Rows(scores, asked.choices, asked.dropped, asked.positions, [asked.noise] * len(scores))
+    return Rows(scores, asked.choices, asked.dropped, asked.positions)
 
 
 def test_greedy_tokens_are_the_best(scores: torch.Tensor) -> None:
@@ -59,7 +59,7 @@ def test_settled_rows_are_those_of_the_whole_vocabulary(
 ) -> None:
     sampling = Sampling(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, seed=SEED)
     rows = rows_of(sampling, scores)
-    expected = FullVocabulary(NUM_TOKENS, is_greedy=False)(rows)[:, 1]
+    expected = FullVocabulary(NUM_TOKENS, is_greedy=False, is_truncated=True)(rows)[:, 1]
     found = FusedChooser(TRUNCATED, NUM_TOKENS)(rows)
     is_settled = found[:, 0].bool()
     assert torch.equal(found[:, 1][is_settled], expected[is_settled])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lp.sampling.noise import NoiseTable, gumbel, gumbel_at, noise_of_rows, row_keys
+from lp.sampling.noise import gumbel, gumbel_at, noise_of_rows, row_keys
 
 VOCAB_SIZE = 20_000
 
@@ -61,40 +61,10 @@ def test_tokens_of_several_positions_get_what_the_whole_vocabulary_gets() -> Non
     assert torch.equal(gumbel_at(3, positions, tokens), torch.stack(expected))
 
 
-def rows_of(tables: list[NoiseTable | None], positions: list[int], drawn: list[bool] | None = None) -> torch.Tensor:
-    return noise_of_rows(tables, np.array(positions), np.array(drawn or [True] * len(positions)))
-
-
-def test_a_table_gives_each_position_its_noise() -> None:
-    table = NoiseTable(seed=1, vocab_size=8)
-    for positions in ([4, 5, 5], [9], list(range(10)), [5, 4, 5]):
-        for row, position in zip(rows_of([table] * len(positions), positions), positions, strict=True):
-            assert torch.equal(row, gumbel(1, position, 8))
-
-
 @pytest.mark.parametrize("vocab_size", [8, 40_001])
 def test_rows_of_many_seeds_get_what_each_gets_alone(vocab_size: int) -> None:
-    one, two = NoiseTable(1, vocab_size), NoiseTable(2, vocab_size)
-    found = rows_of([one, two, None, two, one], [4, 4, 7, 9, 5], [True, True, False, True, False])
-    zeros = torch.zeros(vocab_size)
-    expected = [gumbel(1, 4, vocab_size), gumbel(2, 4, vocab_size), zeros, gumbel(2, 9, vocab_size), zeros]
+    keys = np.concatenate([row_keys(1, [4]), row_keys(2, [4]), row_keys(2, [9]), row_keys(1, [5])])
+    drawn = torch.tensor([True, True, True, False])[:, None]
+    found = noise_of_rows(torch.from_numpy(keys)[:, None], drawn, vocab_size)
+    expected = [gumbel(1, 4, vocab_size), gumbel(2, 4, vocab_size), gumbel(2, 9, vocab_size), torch.zeros(vocab_size)]
     assert torch.equal(found, torch.stack(expected))
-
-
-def test_noise_is_made_once_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-
-    def counted(seed: int, positions: list[int]) -> np.ndarray:
-        made.extend(positions)
-        return row_keys(seed, positions)
-
-    table = NoiseTable(seed=1, vocab_size=8)
-    with monkeypatch.context() as patch:
-        patch.setattr("lp.sampling.noise.row_keys", counted)
-        for start in range(100):
-            table.forget(before=start)
-            positions = list(range(start, start + 4))
-            noise = rows_of([table] * 4, positions)
-            assert len(table.known) == 4
-    assert torch.equal(noise[3], gumbel(1, 102, 8))
-    assert made == list(range(103))

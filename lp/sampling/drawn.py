@@ -1,0 +1,68 @@
+"""Finds the tokens that are best with noise, on a CPU mostly without exact noise.
+
+Most of the time of exact noise is two logarithms in float64 for each token of the vocabulary. So the library makes it
+in float32 (lp/platform/csrc/drawn.h), and says whether that is enough to tell which tokens are the best. Where it is
+not, which is rare, exact noise is made. The tokens are those of exact noise.
+
+    R rows, V vocabulary, K best tokens
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lp.platform.library import library
+from lp.sampling.noise import noise_of_rows
+from lp.sampling.rows import Rows
+from lp.sampling.top_k import best_tokens
+from lp.tree import NOT_A_TOKEN
+
+
+def best_drawn(rows: Rows, num_tokens: int) -> Tensor:
+    """[R, K] the K = num_tokens best tokens of rows whose only warper is a temperature; NOT_A_TOKEN for a NaN."""
+    scores_RV = rows.scores
+    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32 and scores_RV.is_contiguous()
+    if not is_plain or (native := library()) is None:
+        return torch.cat([_best_of_whole(part, num_tokens) for part in rows.parts()])
+    tokens_RK = torch.empty(len(scores_RV), num_tokens, dtype=torch.int64)
+    are_sure_R = torch.empty(len(scores_RV), dtype=torch.bool)
+    native.drawn_find(
+        _finder(scores_RV.shape[1]), scores_RV.data_ptr(), *scores_RV.shape, rows.choices, num_tokens,
+        tokens_RK.data_ptr(), are_sure_R.data_ptr(),
+    )  # fmt: skip
+    if not are_sure_R.all():
+        left = np.flatnonzero(~are_sure_R.numpy())
+        some = [_best_of_whole(part, num_tokens) for part in rows.take(left).parts()]
+        tokens_RK[torch.from_numpy(left)] = torch.cat(some)
+    return tokens_RK
+
+
+@cache
+def _finder(vocab_size: int) -> int:
+    """The library's finder for a vocabulary, which keeps the noise of the last positions."""
+    native = library()
+    assert native is not None
+    return native.drawn_new(vocab_size)
+
+
+def _best_of_whole(rows: Rows, num_tokens: int) -> Tensor:
+    """`best_drawn` by the noise of the whole vocabulary."""
+    return best_of(noisy(rows.scores / rows.on_device().temperature, rows), num_tokens)
+
+
+def noisy(scores_RV: Tensor, rows: Rows) -> Tensor:
+    """Scores after the rows' warpers, and the noise of the whole vocabulary."""
+    if not rows.any("is_drawn"):
+        return scores_RV
+    how = rows.on_device()
+    return noise_of_rows(how.keys, how.is_drawn, scores_RV.shape[1]).add_(scores_RV)
+
+
+def best_of(scores_RV: Tensor, num_tokens: int) -> Tensor:
+    """[R, K] the K = num_tokens best tokens of each row; NOT_A_TOKEN for rows that hold a NaN."""
+    best = best_tokens(scores_RV, num_tokens)
+    return best.tokens.where(best.are_numbers[:, None], NOT_A_TOKEN)
