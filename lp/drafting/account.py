@@ -148,8 +148,9 @@ class SpeculationAccount:
     All amounts are in plain steps, which is the time that plain steps need for the same tokens.
     effort: what a step may do. plain_s: seconds of a plain step. funds: how much may be lost now, in plain steps. What
     steps gain is added, what they lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0,
-    speculation pauses. Steps of a pause watch as often as costs `SHARE_OF_WATCHING`, and the others are plain.
-    A pause also ends when drafts that were watched would have gained enough.
+    speculation pauses. Steps of a pause watch as often as costs `SHARE_OF_WATCHING`, and so does the one after a step
+    whose draft would have been right; the others are plain. A pause also ends when drafts that were watched would have
+    gained enough.
     """
 
     def __init__(self, cost: StepCost):
@@ -209,6 +210,8 @@ class SpeculationAccount:
         if probability <= self._draft:  # it would not have been tried
             return
         self._watched = max(0.0, self._watched + is_right - self._draft)
+        if is_right:
+            self._unwatched = -1
         if self._watched >= ENOUGH_WATCHED:
             self._watched, self.effort = 0.0, SPECULATE
             self.funds = max(self.funds, FUNDS_AT_FIRST)

@@ -65,15 +65,15 @@ def test_pauses_watch_for_a_share_of_their_time() -> None:
 def test_watching_now_and_then_ends_a_pause() -> None:
     account = SpeculationAccount(BUSY_HOST)
     account.took_step(1, 0.04)
-    watched = 0
-    for num_steps in range(200):  # noqa: B007
-        if account.effort is Effort.speculate:
-            break
+    efforts = list[Effort]()
+    while account.effort is not Effort.speculate:
+        efforts.append(account.effort)
         if account.effort is Effort.watch:
             account.watched(0.9, is_right=True)
-            watched += 1
         account.took_plain_step()
-    assert 2 <= watched <= 4 and num_steps < 160
+    watched = efforts.count(Effort.watch)
+    assert 2 <= watched <= 4 and len(efforts) < 80
+    assert efforts[-watched:] == [Effort.watch] * watched, "those after a draft that was right watch, too"
 
 
 def test_earlier_gains_allow_a_bounded_loss() -> None:
