@@ -148,9 +148,9 @@ class SpeculationAccount:
     All amounts are in plain steps, which is the time that plain steps need for the same tokens.
     effort: what a step may do. plain_s: seconds of a plain step. funds: how much may be lost now, in plain steps. What
     steps gain is added, what they lose is subtracted, and every token adds `LARGEST_SHARE_OF_TIME`. Below 0,
-    speculation pauses. Steps of a pause watch as often as costs `SHARE_OF_WATCHING`, and so does the one after a step
-    whose draft would have been right; the others are plain. A pause also ends when drafts that were watched would have
-    gained enough.
+    speculation pauses. Steps of a pause watch as often as costs `SHARE_OF_WATCHING`, and so does the one
+    after one of these whose draft would have been right; the others are plain. A pause also ends when drafts that were
+    watched would have gained enough.
     """
 
     def __init__(self, cost: StepCost):
@@ -158,8 +158,8 @@ class SpeculationAccount:
         self.effort = SPECULATE
         # What watched drafts would have gained lately.
         self._watched = 0.0
-        # Steps of a pause since the last one that watched.
-        self._unwatched = 0
+        # Steps of a pause since the last one that watched, and whether the next one watches as its draft was right.
+        self._unwatched, self._again = 0, False
         self.update(cost)
 
     def update(self, cost: StepCost) -> None:
@@ -210,11 +210,10 @@ class SpeculationAccount:
         if probability <= self._draft:  # it would not have been tried
             return
         self._watched = max(0.0, self._watched + is_right - self._draft)
-        if is_right:
-            self._unwatched = -1
+        self._again = bool(is_right and not self._unwatched)
         if self._watched >= ENOUGH_WATCHED:
             self._watched, self.effort = 0.0, SPECULATE
-            self.funds = max(self.funds, FUNDS_AT_FIRST)
+            self.funds = max(self.funds, FUNDS_AFTER_PAUSE)
 
     def _add(self, gain: float) -> None:
         self.funds = min(MOST_FUNDS, self.funds + gain)
@@ -223,7 +222,8 @@ class SpeculationAccount:
             self.effort = SPECULATE
             return
         self._unwatched = (self._unwatched + 1) % self._period
-        self.effort = PLAIN if self._unwatched else WATCH
+        self.effort = WATCH if self._again or not self._unwatched else PLAIN
+        self._again = False
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""

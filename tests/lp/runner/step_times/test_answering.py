@@ -17,7 +17,7 @@ def test_plain_and_sampled_steps_get_their_seconds(monkeypatch: pytest.MonkeyPat
 
     def answers(self: Sampler, logits: Any, tree: Any, tokens: Any, num_candidates: int = 0) -> None:
         nonlocal now
-        now += 10 + len(tree) * (1 + 2 * bool(num_candidates) + 5 * bool(self.noise)) + 4 * bool(self.noise)
+        now += 10 + len(tree) * (1 + 2 * bool(num_candidates) + 5 * self.is_sampled) + 4 * self.is_sampled
 
     monkeypatch.setattr(Sampler, "answers", answers)
     monkeypatch.setattr(answering.time, "perf_counter", lambda: now)
