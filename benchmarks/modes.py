@@ -52,7 +52,7 @@ from benchmarks.shared.ranks import (
     assembled,
     take_core,
     waiting_ranks,
-)  # fmt: skip
+)
 from benchmarks.shared.report import bullets, markdown_table, progress, publish
 from lp import Auto, Autoregressive, Engine, Lookahead, PromptLookup, Sampling, Stopping
 from lp.engine.builder import EngineSettings

@@ -212,7 +212,7 @@ class SpeculationAccount:
         self._watched = max(0.0, self._watched + is_right - self._draft)
         self._again = bool(is_right and not self._unwatched)
         if self._watched >= ENOUGH_WATCHED:
-            self._watched, self.effort = 0.0, SPECULATE
+            self._watched, self._again, self.effort = 0.0, False, SPECULATE
             self.funds = max(self.funds, FUNDS_AFTER_PAUSE)
 
     def _add(self, gain: float) -> None:
@@ -227,7 +227,7 @@ class SpeculationAccount:
 
     def state(self) -> list[object]:
         """The whole state, for checksums."""
-        return [self.funds, self.effort is not SPECULATE, self._watched, self._unwatched]
+        return [self.funds, self.effort is not SPECULATE, self._watched, self._unwatched, self._again]
 
 
 # Steps of a trial. A window needs some of them to fill before it yields anything.

@@ -1,8 +1,8 @@
 """Finds the tokens that are best with noise, on a CPU mostly without exact noise.
 
-Most of the time of exact noise is two logarithms in float64 for each token of the vocabulary. So the library makes it
-in float32 (lp/platform/csrc/drawn.h), and says whether that is enough to tell which tokens are the best. Where it is
-not, which is rare, exact noise is made. The tokens are those of exact noise.
+Most of the time of exact noise is two logarithms in float64 for each token of the vocabulary. So the library computes
+it in float32 (lp/platform/csrc/drawn.h), and marks the rows whose best tokens are certain within its error. Exact noise
+is computed for the others, which are rare. The tokens are those of exact noise.
 
     R rows, V vocabulary, K best tokens
 """
@@ -18,16 +18,15 @@ from torch import Tensor
 from lp.platform.library import library
 from lp.sampling.noise import noise_of_rows
 from lp.sampling.rows import Rows
-from lp.sampling.top_k import best_tokens
+from lp.sampling.top_k import best_tokens, library_for
 from lp.tree import NOT_A_TOKEN
 
 
 def best_drawn(rows: Rows, num_tokens: int) -> Tensor:
     """[R, K] the K = num_tokens best tokens of rows whose only warper is a temperature; NOT_A_TOKEN for a NaN."""
     scores_RV = rows.scores
-    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32 and scores_RV.is_contiguous()
-    if not is_plain or (native := library()) is None:
-        return torch.cat([_best_of_whole(part, num_tokens) for part in rows.parts()])
+    if (native := library_for(scores_RV)) is None:
+        return _best_of_exact(rows, num_tokens)
     tokens_RK = torch.empty(len(scores_RV), num_tokens, dtype=torch.int64)
     are_sure_R = torch.empty(len(scores_RV), dtype=torch.bool)
     native.drawn_find(
@@ -36,8 +35,7 @@ def best_drawn(rows: Rows, num_tokens: int) -> Tensor:
     )  # fmt: skip
     if not are_sure_R.all():
         left = np.flatnonzero(~are_sure_R.numpy())
-        some = [_best_of_whole(part, num_tokens) for part in rows.take(left).parts()]
-        tokens_RK[torch.from_numpy(left)] = torch.cat(some)
+        tokens_RK[torch.from_numpy(left)] = _best_of_exact(rows.take(left), num_tokens)
     return tokens_RK
 
 
@@ -49,9 +47,11 @@ def _finder(vocab_size: int) -> int:
     return native.drawn_new(vocab_size)
 
 
-def _best_of_whole(rows: Rows, num_tokens: int) -> Tensor:
-    """`best_drawn` by the noise of the whole vocabulary."""
-    return best_of(noisy(rows.scores / rows.on_device().temperature, rows), num_tokens)
+def _best_of_exact(rows: Rows, num_tokens: int) -> Tensor:
+    """`best_drawn` by exact noise of the whole vocabulary."""
+    return torch.cat(
+        [best_of(noisy(one.scores / one.on_device().temperature, one), num_tokens) for one in rows.parts()]
+    )
 
 
 def noisy(scores_RV: Tensor, rows: Rows) -> Tensor:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lp.platform.library import library
+from lp.platform.library import Library, library
 
 # The number of tokens in a block of `top_tokens`. They lie apart, so that taking maxima vectorises.
 STRIDED_BLOCK = 16
@@ -44,11 +44,16 @@ class TopTokens(NamedTuple):
     beyond: Tensor
 
 
+def library_for(scores_RV: Tensor) -> Library | None:
+    """The library, if there is one and it can read these scores: float32, contiguous, on a CPU."""
+    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32 and scores_RV.is_contiguous()
+    return library() if is_plain else None
+
+
 def best_tokens(scores_RV: Tensor, num_tokens: int = 1) -> Best:
     """The K = num_tokens best tokens of each row, K <= V."""
     num_rows, vocab_size = scores_RV.shape
-    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32 and scores_RV.is_contiguous()
-    if is_plain and (native := library()) is not None:
+    if (native := library_for(scores_RV)) is not None:
         found = Best(
             torch.empty(num_rows, num_tokens, dtype=torch.int64),
             torch.empty(num_rows, num_tokens),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lp.decoder import AheadOf, AheadYields, ProposedDrafts, Waiting
+from lp.decoder import AheadOf, AheadYields, ProposedDrafts, StepYield, Waiting
 from lp.drafting.history import UNKNOWN_ROWS
 from lp.platform.library import address, library
 from lp.runner.runner import Runner, StepInput
@@ -60,6 +60,18 @@ class Drafts(NamedTuple):
     owners: np.ndarray
 
 
+class Expected(NamedTuple):
+    """What is expected of a step: the tokens of all its requests, and its seconds."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
 class Roles:
     """Decides for each batch whether one part verifies it while the others draft ahead, or all parts verify.
 
@@ -91,27 +103,27 @@ class Roles:
         rest = [state for state in states if _ahead_of(state) is None]
         rest_tokens = sum(state.decoder.expected for state in rest)
         rest_rows = sum(state.likely_rows for state in rest)
-        step_s, rates = list[float](), list[float]()
-        for is_ahead in (False, True):
-            found = [one.ahead if is_ahead else one.others for one in yields]
-            num_rows = rest_rows + round(sum(one.rows for one in found))
-            if is_ahead:
-                longer_s = max(one.longer for one in yields) * times.at(1)
-                step_s.append(longer_s + _seconds_in_company(states, times, num_rows))
-            else:
-                step_s.append(_seconds_of_all(states, times, num_rows, self._num_parts))
-            rates.append((rest_tokens + sum(one.tokens for one in found)) / step_s[-1])
-        best = rates[True] >= rates[False]
+
+        def total(found: Sequence[StepYield]) -> tuple[float, int]:
+            """Tokens and rows of a step."""
+            return rest_tokens + sum(one.tokens for one in found), rest_rows + round(sum(one.rows for one in found))
+
+        tokens, num_rows = total([one.others for one in yields])
+        shared = Expected(tokens, _seconds_of_all(states, times, num_rows, self._num_parts))
+        tokens, num_rows = total([one.ahead for one in yields])
+        longer_s = max(one.longer for one in yields) * times.at(1)
+        ahead = Expected(tokens, longer_s + _seconds_while_others_draft(states, times, num_rows))
+        best, other = (ahead, shared) if ahead.rate >= shared.rate else (shared, ahead)
         # A change costs about a step, as drafts are not there yet, or parts must catch up.
-        loss_s = step_s[not best] * (1 - rates[not best] / rates[best] + 1 / STEPS_PER_DECISION)
-        self._trials_s += TRIAL_SHARE * step_s[best]
+        loss_s = other.seconds * (1 + 1 / STEPS_PER_DECISION) - other.tokens / best.rate
+        self._trials_s += TRIAL_SHARE * best.seconds
         if self._trials_s < loss_s:
-            return best
+            return best is ahead
         self._trials_s = 0.0
-        return not best
+        return other is ahead
 
 
-def _seconds_in_company(states: Sequence[RequestState], times: StepTimes, num_rows: int) -> float:
+def _seconds_while_others_draft(states: Sequence[RequestState], times: StepTimes, num_rows: int) -> float:
     """About the seconds of a step of so many rows that one part computes while the others draft.
 
     They are at least those of a step in which each part has so many rows, as the parts may share a memory.

@@ -23,7 +23,7 @@ LIKELY_TOKENS = 128
 PRIOR_PACE_TOKENS, MOST_PACE_TOKENS = 8.0, 256.0
 # Tokens after which earlier ones count half.
 MOST_TOKENS = 1024.0
-# The tokens and rows that steps are believed to have at first, if others draft ahead of them and if not, as if so many
+# The tokens and rows that steps are assumed to have at first, if others draft ahead of them and if not, as if so many
 # steps had shown it. After so many, earlier ones count half.
 PRIOR_AHEAD, PRIOR_OTHERS, PRIOR_STEPS, MOST_STEPS = StepYield(2.0, 4.0), StepYield(1.0, 1.0), 16.0, 64.0
 
@@ -85,7 +85,7 @@ class AheadWorth:
         return AheadYields(StepYield(*ahead), StepYield(*others), self._longer.mean)
 
     def learn(self, num_tokens: int, num_rows: int, longer: float | None) -> None:
-        """Learns from a step. longer: see AheadYields; None if nobody drafted ahead of it."""
+        """Learns from a step. longer: see AheadYields; None if no rank drafted ahead of it."""
         for known, amount in zip(self._others if longer is None else self._ahead, (num_tokens, num_rows), strict=True):
             known.learn(1, amount)
         if longer is not None:

@@ -49,10 +49,7 @@ public:
         Hashes counters;
         for (int64_t lane = 0; lane < WIDTH; ++lane) counters[lane] = key + uint64_t(lane + 1) * GOLDEN;
         for (size_t token = 0; token < noise_.size(); token += WIDTH, counters += WIDTH * GOLDEN) {
-            Hashes hashes = counters;
-            hashes = (hashes ^ hashes >> 30) * MIX_A;
-            hashes = (hashes ^ hashes >> 27) * MIX_B;
-            hashes ^= hashes >> 31;
+            const Hashes hashes = mix(counters);
             const Bits bits = __builtin_convertvector(hashes >> 32, Bits);
             const Flags is_upper = (Flags)bits >> 31;
             const Flags rest = (Flags)bits ^ is_upper;
@@ -71,8 +68,6 @@ public:
     }
 
 private:
-    static constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15, MIX_A = 0xBF58476D1CE4E5B9, MIX_B = 0x94D049BB133111EB;
-
     std::vector<float> noise_;
 };
 

@@ -11,8 +11,12 @@ struct Choice {
     int32_t top_k;
 };
 
-// The finaliser of splitmix64 (Steele, Lea and Flood, 2014).
-inline uint64_t mix(uint64_t value) {
+// What counters of splitmix64 (Steele, Lea and Flood, 2014) grow by.
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+
+// The finaliser of splitmix64, of a uint64_t or of a vector of them.
+template <class Words>
+Words mix(Words value) {
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9;
     value = (value ^ value >> 27) * 0x94D049BB133111EB;
     return value ^ value >> 31;
@@ -24,7 +28,7 @@ inline void draw(const int64_t* depths, int64_t num_rows, int64_t length, uint64
                  int64_t* positions) {
     for (int64_t row = 0; row < num_rows; ++row) {
         positions[row] = length + depths[row];
-        choices[row].key = int64_t(mix(seed + uint64_t(positions[row]) * 0x9E3779B97F4A7C15));
+        choices[row].key = int64_t(mix(seed + uint64_t(positions[row]) * GOLDEN));
         choices[row].is_drawn = 1;
     }
 }

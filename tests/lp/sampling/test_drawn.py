@@ -46,7 +46,7 @@ def test_tokens_are_those_of_the_whole_noise(
 ) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     scores = spread * torch.randn(NUM_ROWS, vocab_size, generator=generator)
-    drawn = (np.arange(NUM_ROWS) % 5 > 0) | (spread == 0)  # which of equal tokens is the second is nobody's promise
+    drawn = (np.arange(NUM_ROWS) % 5 > 0) | (spread == 0)  # the order of equal tokens is undefined
     check(rows_of(scores, temperature, drawn), min(num_tokens, vocab_size))
 
 
