@@ -22,7 +22,7 @@
 #define GROUP 32  // inputs whose codes lie together
 // Rows that go through panels together where codes are decoded in registers, and where they are decoded before, then
 // through so many panels.
-#define FEW_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 4 : 2)
+#define FEW_QUANTIZED_ROWS (LANES == 16 ? 12 : LANES == 8 ? 4 : 2)
 #define MOST_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 6 : 4)
 #define DECODED_PANELS (LANES == 16 ? 2 : 1)
 // Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together; how many
