@@ -30,7 +30,7 @@ from parallel.comm.connect import connect_axis
 from parallel.errors import RankLost, StateDiverged
 from parallel.groups.messages import Abort, AddRequest
 from parallel.groups.worker import run_engine
-from parallel.mesh import ExchangeKind, Mesh, ParallelSettings
+from parallel.mesh import ExchangeKind, Mesh, ParallelSettings, open_store
 from parallel.runners.pipeline import PipelineParallel
 from parallel.sharding.stages import read_stage
 from tests.models import generate_greedily, load_reference, save_checkpoint
@@ -329,7 +329,10 @@ def lose_a_stage(mesh: Mesh, channel: Channel, exchange: str, folder: str) -> tu
     stream = engine.stream(LONG, decode=Autoregressive(), sampling=GREEDY)
     for _ in range(3):
         next(stream)
-    if mesh.rank == 1:
+    store = open_store(mesh, 20)
+    store.set(f"has its tokens: {mesh.rank}", "yes")
+    if mesh.rank == 1:  # a connection that is closed before may lose what was sent
+        store.wait([f"has its tokens: {rank}" for rank in range(mesh.num_ranks)])
         os._exit(1)
     with pytest.raises(RankLost) as caught:
         next(stream)
