@@ -4,7 +4,8 @@
     python -m benchmarks.kernels --architectures 90,100 --dtypes bfloat16
 
 Nothing runs, and no GPU is needed. The kernels are compiled by this version of Triton, in the shapes in which they run
-for models of about 7B. Exit status 1: a kernel needs more than a GPU of its kind has, or spills more than 64 bytes.
+for models of about 7B. Exit status 1: a kernel needs more than a GPU of its kind has, or spills more bytes than
+the table says are allowed.
 """
 
 from __future__ import annotations

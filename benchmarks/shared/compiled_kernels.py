@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lp.model.causal import CausalModel
-from lp.model.gpu.attention import LEAST_ROWS, block_of_keys, choose_tile, num_merged, num_warps
+from lp.model.gpu.attention import LEAST_ROWS, TENSOR_MEMORY, block_of_keys, choose_tile, num_merged, num_warps
 from lp.model.gpu.experts import INPUTS as EXPERT_INPUTS
 from lp.model.gpu.experts import OUTPUTS as EXPERT_OUTPUTS
 from lp.model.gpu.experts import PAIRS
@@ -157,7 +157,7 @@ def variants(dtype: torch.dtype, architecture: int) -> Iterator[Variant]:
     """The kernels of a model in this format, in the shapes in which they run on a GPU."""
     for name in MODELS:
         yield from _stages(name, dtype)
-    yield from _attention(dtype, SHARED_MEMORY[architecture])
+    yield from _attention(dtype, architecture)
     yield from _products(dtype)
     yield from _split_products(dtype)
     yield from _packed_products(dtype)
@@ -206,29 +206,30 @@ def _attention_types(dtype: torch.dtype) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _attention(dtype: torch.dtype, shared_memory: int) -> Iterator[Variant]:
+def _attention(dtype: torch.dtype, architecture: int) -> Iterator[Variant]:
     """Heads of all sizes with all that scores may need, and those of most models without any of it, and with chunks."""
     for key_dim, value_dim in HEAD_DIMS:
         name = f"heads of {key_dim}" if key_dim == value_dim else f"heads of {key_dim} and {value_dim}"
-        yield from _attention_of(name, key_dim, value_dim, ALL_SCORES, dtype, shared_memory)
-    yield from _attention_of("plain heads of 128", 128, 128, PLAIN_SCORES, dtype, shared_memory)
-    yield from _attention_of("heads of 128 in chunks", 128, 128, PLAIN_SCORES | {"CHUNK": 8192}, dtype, shared_memory)
+        yield from _attention_of(name, key_dim, value_dim, ALL_SCORES, dtype, architecture)
+    yield from _attention_of("plain heads of 128", 128, 128, PLAIN_SCORES, dtype, architecture)
+    yield from _attention_of("heads of 128 in chunks", 128, 128, PLAIN_SCORES | {"CHUNK": 8192}, dtype, architecture)
 
 
 def _attention_of(
-    name: str, key_dim: int, value_dim: int, scores: dict[str, Any], dtype: torch.dtype, shared_memory: int
+    name: str, key_dim: int, value_dim: int, scores: dict[str, Any], dtype: torch.dtype, architecture: int
 ) -> Iterator[Variant]:
     from lp.model.gpu import attention_kernels, invariant_kernels
 
     types = _attention_types(dtype)
     widths = power_of_two(key_dim), power_of_two(value_dim)
     width = max(widths)
+    has_tensor_memory = architecture // 10 in TENSOR_MEMORY
     shared = scores | {
         "HEADS": 8, "GROUPS": GROUPS, "HEAD_DIM": key_dim, "VALUE_DIM": value_dim, "PAGE": 256, "BLOCK_D": widths[0],
         "BLOCK_V": widths[1],
     }  # fmt: skip
     for rows, is_long in [*((rows, False) for rows in ATTENTION_ROWS), (ROWS_AFTER_LONG, True)]:
-        tile = choose_tile(rows, GROUPS, width, dtype.itemsize, shared_memory, is_long)
+        tile = choose_tile(rows, GROUPS, width, dtype.itemsize, SHARED_MEMORY[architecture], is_long, has_tensor_memory)
         splits = 32 if rows == 1 else 4
         merged = num_merged(min(rows, tile.rows) * GROUPS, splits, widths[1], tile.warps)
         own = shared | {

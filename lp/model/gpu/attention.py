@@ -26,8 +26,12 @@ KEY_BYTES, FEWEST_KEYS = (16384, 8192), 16
 # With so much shared memory for a program, tiles of few rows read blocks of many keys, the fastest of what was measured
 # on an H200 (docs/log/kernels.md): query rows of a tile, and keys of a block by the width of heads.
 LARGE_MEMORY, SMALL_TILE, MANY_KEYS, WIDE_KEYS = 160 * 1024, 32, 128, 32
-# A step of more rows than this computes more than it reads: with heads of MANY_KEYS numbers, its tiles have MOST_ROWS.
+# A step of more rows than this computes more than it reads: with heads of MANY_KEYS numbers, its tiles have MOST_ROWS,
+# or half as many with tensor memory.
 MOST_ROWS_IN_SMALL_TILES, LARGEST_MEMORY = 256, 200 * 1024
+# Major compute capabilities whose matrix units add in tensor memory. Sums pass through registers for each block of keys
+# there, and the compiler works on two blocks at a time, so a thread of a larger tile has half as many numbers of them.
+TENSOR_MEMORY = 10, 11
 # From so many query rows on, tiles are larger after a long prefix, which they then read less often.
 LEAST_QUERIES_AFTER_LONG = 128
 # Programs that keep a large GPU busy, two for each of its multiprocessors, and the most shares into which a prefix is
@@ -56,22 +60,29 @@ class Tile:
 
 
 def choose_tile(
-    num_rows: int, num_groups: int, width: int, itemsize: int, shared_memory: int, is_long: bool = False
+    num_rows: int,
+    num_groups: int,
+    width: int,
+    itemsize: int,
+    shared_memory: int,
+    is_long: bool = False,
+    has_tensor_memory: bool = False,
 ) -> Tile:
     """width: the padded head dimension. itemsize: bytes of a number. shared_memory: bytes that a program may have.
-    is_long: whether the prefix is long.
+    is_long: whether the prefix is long. has_tensor_memory: whether the GPU is of TENSOR_MEMORY.
     """
     groups, queries = power_of_two(num_groups), max(power_of_two(num_rows * num_groups), LEAST_ROWS)
     is_large = itemsize == 2 and width <= WIDE and shared_memory >= LARGE_MEMORY
     is_long = is_long and width >= MANY_KEYS and shared_memory >= LARGEST_MEMORY and queries >= LEAST_QUERIES_AFTER_LONG
     if is_large and is_long and width == WIDE and groups <= MOST_ROWS // 2:
-        return Tile(MOST_ROWS // 2 // num_groups, MOST_ROWS // 2, FEWEST_KEYS, 4, 3)
+        warps = 8 if has_tensor_memory else 4
+        return Tile(MOST_ROWS // 2 // num_groups, MOST_ROWS // 2, FEWEST_KEYS, warps, 3)
     if is_large and not is_long and num_rows <= MOST_ROWS_IN_SMALL_TILES and groups <= SMALL_TILE:
         queries = min(queries, SMALL_TILE)
         keys, stages = (MANY_KEYS, 2) if width < WIDE else (WIDE_KEYS, 3)
         return Tile(queries // num_groups, queries, keys, 4, stages)
     if is_large and width == MANY_KEYS and shared_memory >= LARGEST_MEMORY:
-        queries = max(min(queries, MOST_ROWS), groups)
+        queries = max(min(queries, MOST_ROWS // 2 if has_tensor_memory else MOST_ROWS), groups)
         return Tile(queries // num_groups, queries, MANY_KEYS, 8, 2)
     most = max(MOST_ROWS // max(1, 2 * width // WIDE) // (4 if itemsize == 4 else 1), LEAST_ROWS)
     queries = max(min(queries, most), groups)
@@ -86,6 +97,12 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+@cache
+def has_tensor_memory(device: torch.device) -> bool:
+    """Whether the GPU is of TENSOR_MEMORY."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in TENSOR_MEMORY
 
 
 def num_splits(num_rows: int, rows_of_tile: int, step: Attention) -> int:
@@ -117,8 +134,10 @@ def new_counters(device: torch.device) -> Tensor:
 def tile_of(step: Attention, num_rows: int, keys: Tensor, is_long: bool = False) -> Tile:
     """The tile of a layer. keys: the layer's. is_long: whether the prefix is long; a window or chunks make it short."""
     is_long = is_long and step.how.sees_all
-    width = max(_padded(step))
-    return choose_tile(num_rows, step.num_groups, width, keys.element_size(), shared_memory(keys.device), is_long)
+    width, device = max(_padded(step)), keys.device
+    return choose_tile(
+        num_rows, step.num_groups, width, keys.element_size(), shared_memory(device), is_long, has_tensor_memory(device)
+    )
 
 
 def attend(

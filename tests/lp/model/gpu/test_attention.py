@@ -177,13 +177,14 @@ def test_attention_is_that_of_dense_products(shape: Shape, length: int, monkeypa
             torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize(("is_long", "has_tensor_memory"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("groups", "head_dim"), [(4, 128), (2, 256)])
 def test_tiles_of_a_large_gpu_give_the_same_attention(
-    groups: int, head_dim: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
+    groups: int, head_dim: int, is_long: bool, has_tensor_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpret(monkeypatch)
     monkeypatch.setattr(attention, "shared_memory", lambda device: 227 * 1024)
+    monkeypatch.setattr(attention, "has_tensor_memory", lambda device: has_tensor_memory)
     shape = Shape(heads=1, groups=groups, head_dim=head_dim, dtype=torch.bfloat16)
     tree = random_tree(np.random.default_rng(3), 70)
     case = make_case(shape, tree, 600)
@@ -201,6 +202,19 @@ def test_tiles_of_a_large_gpu_are_those_that_were_the_fastest() -> None:
     assert choose_tile(16, 2, 256, 2, large) == Tile(rows=16, queries=32, keys=32, warps=4, stages=3)
     assert choose_tile(300, 4, 128, 2, large) == Tile(rows=32, queries=128, keys=128, warps=8, stages=2)
     assert choose_tile(64, 4, 128, 2, small).queries == choose_tile(64, 4, 128, 2, 0).queries == 128
+
+
+def test_larger_tiles_have_half_as_many_numbers_for_a_thread_with_tensor_memory() -> None:
+    """By what the compiler spills for capability 10.0 (docs/log/kernels.md); smaller tiles are the same."""
+    memory, half = 227 * 1024, Tile(rows=16, queries=64, keys=128, warps=8, stages=2)
+    assert choose_tile(300, 4, 128, 2, memory, has_tensor_memory=True) == half
+    assert choose_tile(64, 4, 128, 2, memory, is_long=True, has_tensor_memory=True) == half
+    tile = choose_tile(64, 2, 256, 2, memory, is_long=True, has_tensor_memory=True)
+    assert tile == Tile(rows=32, queries=64, keys=16, warps=8, stages=3)
+    for num_rows, groups, width in ((1, 4, 128), (64, 4, 128), (16, 2, 256), (300, 4, 64)):
+        assert choose_tile(num_rows, groups, width, 2, memory, has_tensor_memory=True) == choose_tile(
+            num_rows, groups, width, 2, memory
+        )
 
 
 @pytest.mark.parametrize("shared_memory", [0, 99 * 1024, 163 * 1024, 227 * 1024])
