@@ -25,12 +25,14 @@ class SequenceRows(NamedTuple):
     """The rows of one sequence in a forward.
 
     tree: run after the prefix that is cached, and written to the cache, where memory is reserved. num_logits: for how
-    many of the last rows logits are wanted; 0 for rows that only fill the cache.
+    many of the last rows logits are wanted; 0 for rows that only fill the cache. only_best: whether of each row's
+    logits the highest alone must be right; the others may be approximate, and are lower.
     """
 
     tree: TokenTree
     cache: KVCache
     num_logits: int
+    only_best: bool = False
 
 
 # Rows of a prompt that a forward is given at a time, unless it says otherwise: they bound the memory for attention.

@@ -62,7 +62,7 @@ class Source:
         for header in sorted(self.headers.glob("*.h")):
             digest.update(header.read_bytes())
         chosen = [os.environ["CXX"]] if os.environ.get("CXX") else []
-        digest.update(repr((self.flags, platform.machine(), _features(), *chosen)).encode())
+        digest.update(repr((self.flags, platform.machine(), processor_features(), *chosen)).encode())
         return digest.hexdigest()[:24]
 
 
@@ -147,8 +147,8 @@ def _compile(source: Source, kept: Path) -> None:
 
 
 @cache
-def _features() -> str:
-    """What the processor can do, as far as the system tells."""
+def processor_features() -> str:
+    """What the processor can do, as far as the system says: names of instructions, with spaces between."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -182,7 +182,8 @@ class SingleDevice(ForwardRunner):
         if step.num_computed - state.cache.length > self.prefill_chunk:
             for part in state.prefill(step, self.prefill_chunk):
                 self.logits_of([SequenceRows(part, state.cache, 0)])
-        return SequenceRows(state.attach(step), state.cache, len(step.tree))
+        only_best = state.sampler.wants_best_alone(step.tree)
+        return SequenceRows(state.attach(step), state.cache, len(step.tree), only_best)
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> int:
         if self.model.is_recurrent:

@@ -62,6 +62,7 @@ class Sampler:
         # as a part of what is asked for the most rows so far.
         self._is_masked = grammar is not None or allowed is not None
         self._are_alike = not (self.is_sampled or self.penalties or self._is_masked)
+        self._wants_best_alone = self._are_alike and contrast is None and sampling.logprobs is None
         self._are_drawn = self.is_sampled and not (self.penalties or self._is_masked)
         self._kept: dict[tuple[int, int], Asked] = {}
         # By the same numbers, what drawn rows are asked by in turn: a step's is written over by the next step but one.
@@ -91,6 +92,10 @@ class Sampler:
         touch = partial(self.penalties.touch, tree, tokens) if self.penalties else None
         mask = partial(self._masks, tree, tokens) if self._is_masked else None
         return asked._replace(touch=touch, mask=mask)
+
+    def wants_best_alone(self, tree: TokenTree) -> bool:
+        """Whether the targets of a tree's rows are their likeliest tokens, and no other logits are reported."""
+        return self._wants_best_alone and tree.scored is None and tree.coupled is None
 
     def _ask_coupled(self, coupled: Coupled, tree: TokenTree, tokens: Sequence[int], num_candidates: int) -> Asked:
         """What answers rows whose targets depend on drafts. tree: without that."""

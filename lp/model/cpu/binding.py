@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lp.model.cpu.build import Libraries
 from lp.model.cpu.emit import Layer
-from lp.model.cpu.quantized import kernel_format, pack_quantized, packed_bytes
+from lp.model.cpu.quantized import Norms, find_norms, kernel_format, pack_quantized, packed_bytes
 from lp.model.cpu.source import Instruction, Source
 from lp.model.cpu.weights import Arena, pack, packed_shape
 from lp.model.program.steps import Constant, ExpertProduct, Product, Value, WeightKey, table_key, weight_key
@@ -51,6 +51,9 @@ def bind(source: Source, libraries: Libraries) -> list[BoundInstruction]:
                 return weights[weight_key(weight)]
             case ExpertProduct():
                 return experts[id(argument)]
+            case Norms():
+                library = libraries.formats[kernel_format(argument.weight.format)]
+                return find_norms(argument.weight, library, weights[weight_key(argument.weight)])
             case QuantizedWeight():
                 return weights[table_key(argument)]
             case Constant(is_table=True) if table_key(argument.tensor) in weights:

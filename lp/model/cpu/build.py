@@ -28,6 +28,8 @@ FLAGS = (
 )
 # What only some compilers know.
 WIDE = "-mprefer-vector-width=512"
+# Of a format of quantised weights: what QuantizedKernels of kernels/run.h consists of.
+PRODUCTS = ("product", "expert_product", "screened_product")
 REMARK = "once for models of this shape (model.compile=off does not)"
 
 
@@ -36,7 +38,7 @@ class Libraries:
     """What the sources of a forward were compiled to.
 
     kernels: the function that runs a program. functions: of the model's stages. formats: of quantised weights, each
-    with its products and the function that packs. products: their addresses, int64 [formats, 2]: QuantizedKernels of
+    with its products and the function that packs. products: their addresses, int64 [formats, 3]: QuantizedKernels of
     kernels/run.h.
     """
 
@@ -59,8 +61,11 @@ def build(source: Source, folder: Path) -> Libraries:
     sources = [LibrarySource(name, "native", text, KERNELS, flags) for name, text in texts]
     kernels, *found, functions = map(load, build_libraries(sources, folder, REMARK))
     formats = dict(zip(source.formats, found, strict=True))
-    products = [[_address_of(one.product), _address_of(one.expert_product)] for one in found]
-    return Libraries(kernels, functions, formats, np.array(products, np.int64).reshape(-1, 2))
+    products = np.zeros((len(found), len(PRODUCTS)), np.int64)
+    for number, (format, one) in enumerate(formats.items()):
+        names = PRODUCTS if format.is_split else PRODUCTS[:2]
+        products[number, : len(names)] = [_address_of(one[name]) for name in names]
+    return Libraries(kernels, functions, formats, products)
 
 
 def _address_of(function: Any) -> int:

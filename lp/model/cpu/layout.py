@@ -29,6 +29,7 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("rows", "runs", "seen")),
         ("num_parts", ctypes.c_long),
         *((name, ctypes.c_void_p) for name in ("states", "of_states", "stops", "visits")),
+        ("only_best", ctypes.c_long),
     ]
 
 
@@ -51,9 +52,11 @@ class StepLayout:
     def write(self, given: Sequence[SequenceRows], caches: Sequence[ContiguousCache]) -> None:
         """Writes the rows of some sequences. caches: of these, with memory for every layer."""
         num_rows = num_answered = longest = 0
-        for (tree, _, count), cache in zip(given, caches, strict=True):
+        only_best = True
+        for (tree, _, count, is_best_alone), cache in zip(given, caches, strict=True):
             num_rows += tree.num_rows
             num_answered += count
+            only_best = only_best and (is_best_alone or not count)
             longest = max(longest, cache.length + tree.num_rows)
         self.num_rows, self.num_answered, self.longest = num_rows, num_answered, longest
         if len(given) > self._most_sequences:
@@ -61,7 +64,7 @@ class StepLayout:
         if num_rows > self._most_rows:
             self._reserve_rows(num_rows)
         step, at = self._step, self._inputs_at
-        step.num_sequences = len(given)
+        step.num_sequences, step.only_best = len(given), only_best
         step.tokens, step.parents, step.depths = at, at + 8 * num_rows, at + 16 * num_rows
         num_seen = self._gathered_by_library(given, caches) or self._gather(given, caches)
         if num_seen > self._most_seen:
@@ -86,7 +89,7 @@ class StepLayout:
         if (native := library()) is None:
             return 0
         table = list[int]()  # StoredRows in lp/platform/csrc/step.h
-        for (tree, _, count), cache in zip(given, caches, strict=True):
+        for (tree, _, count, _), cache in zip(given, caches, strict=True):
             table += *tree.addresses, tree.num_rows, cache.length, count, cache.capacity, cache.stores_at
         step = self._step
         return native.step_gather(

@@ -19,9 +19,14 @@ from lp.model.cpu.weights import MULTIPLE
 from lp.model.program.latent import cache_latent_numbers
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import round_inputs, schedule
+from lp.model.program.screen import screen_output
 from lp.model.program.steps import Program, table_key
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 from lp.model.quantization.parameter import QuantizedParameter
+from lp.platform.build import processor_features
+
+# The instructions without which kernels/screened.h saves nothing, as Linux names them (docs/log/kernels.md).
+SCREENING = "avx2"
 
 
 def make_native(model: CausalModel, folder: Path, is_checked: bool = False) -> NativeForward:
@@ -79,4 +84,6 @@ def _write(model: CausalModel, num_rows: int) -> tuple[Program, Source]:
     if isinstance(output := model.model.get_output_embeddings(), Linear):
         weight = output.weight
         program.keep_hidden(table_key(weight.quantized if isinstance(weight, QuantizedParameter) else weight))
+    if SCREENING in processor_features():
+        screen_output(program)
     return program, write(program, schedule(program), model.dtype)

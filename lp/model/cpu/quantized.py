@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -24,6 +24,13 @@ STEPS = {None: "NO_STEPS", torch.uint8: "UNSIGNED_STEPS", torch.int8: "SIGNED_ST
 TABLE = 32
 
 
+@dataclass(frozen=True)
+class Norms:
+    """An argument: what bounds the products of a weight whose codes are split, WeightNorms of kernels/screened.h."""
+
+    weight: QuantizedWeight
+
+
 def kernel_format(format: WeightFormat) -> WeightFormat:
     """What of a format the kernels depend on."""
     return replace(format, name="", span=None)
@@ -38,6 +45,7 @@ def struct(name: str, format: WeightFormat) -> list[str]:
         "namespace {  // of this library alone: others of the process have formats of the same names",
         f"struct {name} {{",
         f"    static constexpr int LOW = {low}, HIGH = {high}, STEP_GROUP = {format.group};",
+        f"    static constexpr bool IS_SPLIT = {_bool(format.is_split)};",
         f"    static constexpr int NUM_VALUES = {len(values)};",
         f"    static constexpr int SCALES = {SCALES[format.scale]}, STEPS = {STEPS[format.step]};",
         f"    static constexpr float ZERO = {float(format.zero)}f;",
@@ -78,6 +86,16 @@ def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, out: Tensor) -
         pack(unpacked.data_ptr(), last - first, weight.num_inputs, codes[first:].data_ptr())
         _write(scales[first:last], [numbers.scales, numbers.minima])
         _write(steps[first:last], [*_by_part(numbers.steps, steps.shape[1]), numbers.minimum_steps])
+
+
+def find_norms(weight: QuantizedWeight, library: ctypes.CDLL, packed: Tensor) -> Tensor:
+    """See Norms. library: of the weight's format. packed: its codes, scales and steps."""
+    num_panels, num_fours = -(-weight.num_outputs // PANEL), -(-weight.num_inputs // (4 * GROUP))
+    out = torch.empty(num_panels * PANEL * (num_fours + 2), dtype=torch.int32)
+    norms, number = library.norms, ctypes.c_long
+    norms.argtypes, norms.restype = [ctypes.c_void_p, number, number, number, ctypes.c_void_p], None
+    norms(packed.data_ptr(), *weight.shape, weight.span // GROUP, out.data_ptr())
+    return out
 
 
 def _shapes(weight: QuantizedWeight) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lp.model.cpu.emit import Argument, StageWriter
-from lp.model.cpu.quantized import kernel_format, struct
+from lp.model.cpu.quantized import Norms, kernel_format, struct
 from lp.model.cpu.states import StateShape, state_shape
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
@@ -62,7 +62,7 @@ class Instruction:
     number: int
     stage: int
     is_last: bool
-    arguments: tuple[Argument | Product | ExpertProduct | int, ...]
+    arguments: tuple[Argument | Product | ExpertProduct | Norms | int, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 arguments = (step.x.source, step.x.start, step.x.source.width, step, step.bias or 0, step.out)
                 if isinstance(step.weight, QuantizedWeight):
                     at = list(formats).index(kernel_format(step.weight.format))
-                    arguments = (*arguments, *step.weight.shape, step.weight.span // GROUP)
+                    norms = Norms(step.weight) if step.weight.format.is_split else 0
+                    arguments = (*arguments, *step.weight.shape, step.weight.span // GROUP, norms)
                     instructions.append(Instruction(QUANTIZED, at, number, is_last, arguments))
                     continue
                 size = step.x.source.width if step.x.source.is_half else step.weight.shape[0]
@@ -282,8 +283,8 @@ def _kernels(head: str, attentions: list[tuple[int, int, bool]]) -> str:
 def _products(head: str, format: WeightFormat) -> str:
     """The kernels for a format of quantised weights."""
     return "\n".join([
-        head, '#include "quantized.h"', "", *struct("Format", format), "",
-        'extern "C" {',
+        head, '#include "screened.h"', "", *struct("Format", format), "",
+        'extern "C" {', *(_SCREENED if format.is_split else []),
         "void product(const long* a, long first, long last, long thread, long num_threads) {",
         "    multiply_quantized<Format>(a, first, last, thread, num_threads);",
         "}", "",
@@ -300,3 +301,17 @@ def _products(head: str, format: WeightFormat) -> str:
 def _structs(formats: dict[WeightFormat, str]) -> list[str]:
     includes = ['#include "quantized.h"', ""] if formats else []
     return includes + [line for format, name in formats.items() for line in (*struct(name, format), "")]
+
+
+# Of a format whose codes are split.
+_SCREENED = [
+    "void screened_product(const long* a, long first, long last, long thread, long num_threads, float* limits,",
+    "                      long stride, void (*meet)(void*), void* meeting) {",
+    "    multiply_screened<Format>(a, first, last, thread, num_threads, limits, stride, meet, meeting);",
+    "}",
+    "",
+    "void norms(const uint8_t* packed, long num_inputs, long num_outputs, long span_groups, uint8_t* out) {",
+    "    find_norms<Format>({packed, num_inputs, num_outputs, span_groups}, out);",
+    "}",
+    "",
+]

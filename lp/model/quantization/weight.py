@@ -30,7 +30,8 @@ class WeightFormat:
     name: as users know it. bits: of a code, 4, 5, 6 or 8. zero: the value of a code is the code less this, unless there
     is a codebook of the values of all codes, 16 or 256. span: S, a multiple of 32; None means all inputs. group: G, 16
     or 32. scale: the dtype of scales and minima, float16 or float32; uint8 means exponents of powers of two, 127 being
-    that of 1. step: the dtype of steps, int8 or uint8; None means that every step is 1.
+    that of 1. step: the dtype of steps, int8 or uint8; None means that every step is 1. is_split: whether kernels store
+    the upper halves of all codes, which are of 8 bits, before the lower ones.
     """
 
     name: str
@@ -43,6 +44,7 @@ class WeightFormat:
     step: torch.dtype | None = None
     has_minima: bool = False
     has_minimum_steps: bool = False
+    is_split: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Device(SingleDevice):
         return self._is_asynchronous
 
     def _compute(self, given: list[Any], asked: list[Any]) -> Pending:
-        for tree, cache, _ in given:
+        for tree, cache, *_ in given:
             self.seen.append((tree.tokens.tolist(), tree.parents.tolist(), cache.length))
         return super()._compute(given, asked)
 

@@ -6,6 +6,14 @@
 #include "vectors.h"
 
 #define PANEL 16  // outputs that lie side by side in a packed weight
+// Pairs of bfloat16 are multiplied and added by one instruction.
+#if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+// Rows of which only the largest outputs are computed in full (screened.h), as long as that is faster.
+#define MOST_SCREENED_ROWS (HAS_PAIRS ? 8 : 16)
 
 #if WEIGHT_FORMAT == 0
 typedef float weight_t;

@@ -6,7 +6,8 @@
 // and inputs 2i + 1 in the upper one. Of 5 and 6 bits, as many whole codes follow one another as fit, and what is left
 // of the lines of a step has the bits of its last codes. Where pairs are multiplied, codes of up to 6 bits fill the
 // lines: first those with their LOW bits, then those with the HIGH bits above them; signed codes of 8 bits lie input by
-// input. Behind the codes of all panels lie, panel by panel, scales and minima, and then steps.
+// input. Codes of 8 bits may be split: then the upper halves of a panel's codes lie before the lower ones, those of two
+// lines in one. Behind the codes of all panels lie, panel by panel, scales and minima, and then steps.
 //
 // Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
 // the row's. For few rows they are decoded in registers, for more rows once into the first cache. Every sum is of the
@@ -32,13 +33,7 @@
 #define DECODED_GROUPS 8
 #define GROUPS_AHEAD 8
 #define SIGN 128  // a signed code of 8 bits is that of the format less this
-
-// Pairs of bfloat16 are multiplied and added by one instruction.
-#if WEIGHT_FORMAT == 1 && defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_PAIRS 1
-#else
-#define HAS_PAIRS 0
-#endif
+#define LOWER_HALVES 0x0F0F0F0Fu  // of codes of 8 bits
 
 // Four bytes of as many outputs as a vector has lanes.
 typedef uint32_t Codes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -55,9 +50,10 @@ struct Quantized {
     static constexpr int PARTS = GROUP / F::STEP_GROUP;  // of a group, each with a step of its own
     static constexpr bool IS_LINEAR = F::NUM_VALUES == 0;  // the value of a code is the code less ZERO
     static constexpr bool BY_PAIRS = HAS_PAIRS && F::NUM_VALUES <= 16;
-    static constexpr bool BY_BYTES = BY_PAIRS && F::LOW == 8;
+    static constexpr bool BY_BYTES = BY_PAIRS && F::LOW == 8 && !F::IS_SPLIT;
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMA || (IS_LINEAR && F::ZERO != 0 && !BY_PAIRS);
     static constexpr long GROUP_BYTES = (F::LOW + F::HIGH) * PANEL * 4;
+    static constexpr long GROUP_STRIDE = F::IS_SPLIT ? GROUP_BYTES / 2 : GROUP_BYTES;  // to the next group
     static constexpr long SCALE_BYTES = F::SCALES == HALVES ? 2 : F::SCALES == FLOATS ? 4 : 1;
     static constexpr long SPAN_BYTES = PANEL * SCALE_BYTES * (F::HAS_MINIMA ? 2 : 1);
     static constexpr long NUM_STEPS = F::STEPS == NO_STEPS ? 0 : PARTS;
@@ -74,6 +70,7 @@ struct Quantized {
     static constexpr long DECODED_STRIDE = DECODED_GROUPS * DECODED * PANEL;
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
     static_assert(!F::HIGH || IS_LINEAR, "values are found by one part of a code");
+    static_assert(!F::IS_SPLIT || (IS_LINEAR && F::LOW == 8 && F::ZERO == SIGN), "halves of signed numbers");
 
     const uint8_t* weight;
     long num_inputs, num_outputs, span_groups;  // groups that share a scale
@@ -82,7 +79,14 @@ struct Quantized {
     long num_groups() const { return num_inputs / GROUP; }
     long num_spans() const { return num_groups() / span_groups; }
     const uint8_t* codes(long panel, long group) const {
-        return weight + (panel * num_groups() + group) * GROUP_BYTES;
+        return weight + panel * num_groups() * GROUP_BYTES + group * GROUP_STRIDE;
+    }
+    // From the upper halves of a group's codes to the lower ones.
+    long below() const { return F::IS_SPLIT ? num_groups() * GROUP_STRIDE : 0; }
+    // From a group's first line in memory to another one.
+    static long to_line(int line, long below) {
+        constexpr int UPPER = GROUP_STRIDE / (PANEL * 4);
+        return line < UPPER ? line * PANEL * 4 : below + (line - UPPER) * PANEL * 4;
     }
     const uint8_t* scales(long panel, long span) const {
         return codes(num_panels(), 0) + (panel * num_spans() + span) * SPAN_BYTES;
@@ -200,40 +204,58 @@ struct Inputs {
     long halves_stride;
 };
 
+// Where codes lie: of a group, and from its upper halves to the lower ones. panel_stride: to the same group of the next
+// panel.
+struct GroupCodes {
+    const uint8_t* at;
+    long panel_stride, below;
+};
+
 // Four bytes of the outputs of vector v, of which each of some panels has VECTORS, in a line of codes.
-static inline Codes load_line(const uint8_t* codes, long panel_stride, int v, int line) {
+static inline Codes load_stored(const uint8_t* codes, long panel_stride, int v, int line) {
     return *(const Codes*)(codes + v / VECTORS * panel_stride + (line * PANEL + v % VECTORS * LANES) * 4);
+}
+
+// The same with the halves of codes put together.
+template <class F>
+__attribute__((always_inline)) static inline Codes load_line(const GroupCodes& codes, int v, int line) {
+    if constexpr (!F::IS_SPLIT) return load_stored(codes.at, codes.panel_stride, v, line);
+    const Codes upper = load_stored(codes.at, codes.panel_stride, v, line / 2);
+    const Codes lower = load_stored(codes.at + codes.below, codes.panel_stride, v, line / 2);
+    return line % 2 == 0 ? (upper << 4 & ~LOWER_HALVES) | (lower & LOWER_HALVES)
+                         : (upper & ~LOWER_HALVES) | (lower >> 4 & LOWER_HALVES);
 }
 
 // Calls use(k, values) for the inputs of a group that share a step, in their order: the values of input k, in the vectors
 // of COLUMNS panels.
 template <class F, int COLUMNS, class Use>
-__attribute__((always_inline)) static inline void decode_codes(const uint8_t* codes, long panel_stride, int first,
-                                                               Use use) {
+__attribute__((always_inline)) static inline void decode_codes(GroupCodes codes, int first, Use use) {
     using Q = Quantized<F>;
-    constexpr int WIDTH = COLUMNS * VECTORS;
-    codes += first / F::STEP_GROUP * Q::LINES * PANEL * 4;
+    constexpr int WIDTH = COLUMNS * VECTORS, AT_ONCE = F::IS_SPLIT ? 2 : 1;
+    codes.at += first / F::STEP_GROUP * Q::LINES * PANEL * 4;
 #pragma GCC unroll 1
-    for (int line = 0; line < Q::LINES; line++) {
-        Codes words[WIDTH];
+    for (int some = 0; some < Q::LINES; some += AT_ONCE)
+#pragma GCC unroll 2
+        for (int line = some; line < some + AT_ONCE; line++) {
+            Codes words[WIDTH];
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++) words[v] = load_line(codes, panel_stride, v, line);
+            for (int v = 0; v < WIDTH; v++) words[v] = load_line<F>(codes, v, line);
 #pragma GCC unroll 32
-        for (int k = 0; k < Q::IN_LINE; k++) {
-            Vector values[WIDTH];
+            for (int k = 0; k < Q::IN_LINE; k++) {
+                Vector values[WIDTH];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++) values[v] = decode<F>(words[v], first_bit<F>(k));
-            use(first + line * Q::IN_LINE + k, values);
+                for (int v = 0; v < WIDTH; v++) values[v] = decode<F>(words[v], first_bit<F>(k));
+                use(first + line * Q::IN_LINE + k, values);
+            }
         }
-    }
     if constexpr (Q::REST > 0) {
         Codes words[WIDTH];
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++) {
-            words[v] = load_line(codes, panel_stride, v, 0) >> (32 - Q::LEFT);
+            words[v] = load_line<F>(codes, v, 0) >> (32 - Q::LEFT);
 #pragma GCC unroll 8
             for (int line = 1; line < Q::LINES; line++)
-                words[v] |= load_line(codes, panel_stride, v, line) >> (32 - Q::LEFT) << line * Q::LEFT;
+                words[v] |= load_line<F>(codes, v, line) >> (32 - Q::LEFT) << line * Q::LEFT;
         }
 #pragma GCC unroll 8
         for (int k = 0; k < Q::REST; k++) {
@@ -248,9 +270,9 @@ __attribute__((always_inline)) static inline void decode_codes(const uint8_t* co
 // Adds the products of the inputs from `first` on that share a step with the codes of COLUMNS panels. decoded: the values
 // of the group's codes, [GROUP][PANEL] of each panel, or null; then they are decoded here.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
-__attribute__((always_inline)) static inline void add_codes(const uint8_t* codes, long panel_stride,
-                                                            const float* decoded, const float* inputs, long stride,
-                                                            int first, Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+__attribute__((always_inline)) static inline void add_codes(const GroupCodes& codes, const float* decoded,
+                                                            const float* inputs, long stride, int first,
+                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
     constexpr int WIDTH = COLUMNS * VECTORS;
     const auto add = [&](int k, const Vector(&values)[WIDTH]) __attribute__((always_inline)) {
 #pragma GCC unroll 12
@@ -270,7 +292,7 @@ __attribute__((always_inline)) static inline void add_codes(const uint8_t* codes
             add(k, values);
         }
     } else {
-        decode_codes<F, COLUMNS>(codes, panel_stride, first, add);
+        decode_codes<F, COLUMNS>(codes, first, add);
     }
 }
 
@@ -285,6 +307,50 @@ static inline Words values_of_bytes(const uint8_t* codes) {
     return (Words)(values(0) >> 16 | (values(1) & 0xFFFF0000u));
 }
 
+// The two bytes of each whole number from -SIGN to SIGN - 1 in bfloat16.
+struct SignedHalves {
+    alignas(64) uint8_t lower[256], upper[256];
+
+    constexpr SignedHalves() : lower(), upper() {
+        for (int code = 0; code < 256; code++) {
+            int number = code < SIGN ? SIGN - code : code - SIGN, exponent = 127 + 7;
+            if (number == 0) continue;
+            for (; number < 128; exponent--) number *= 2;
+            lower[code] = (uint8_t)((exponent & 1) << 7 | (number & 127));
+            upper[code] = (uint8_t)((code < SIGN ? 128 : 0) | exponent >> 1);
+        }
+    }
+};
+
+// The values of a line of codes of 8 bits, two pairs of inputs. BY_TABLES: they are looked up if the processor can,
+// which takes fewer instructions and eight more registers.
+template <bool BY_TABLES>
+__attribute__((always_inline)) static inline void values_of_line(Codes line, Words (&pairs)[2]) {
+#if defined(__AVX512VBMI__)
+    if constexpr (BY_TABLES) {
+        static constexpr SignedHalves HALVES_OF;
+        const __m512i codes = (__m512i)line;
+        const auto look_up = [&](const uint8_t* table) __attribute__((always_inline)) {
+            const auto part = [&](int at) __attribute__((always_inline)) {
+                return _mm512_permutex2var_epi8(_mm512_load_si512(table + at), codes, _mm512_load_si512(table + at + 64));
+            };
+            return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), part(0), part(128));
+        };
+        const __m512i lower = look_up(HALVES_OF.lower), upper = look_up(HALVES_OF.upper);
+        const __m512i mask = _mm512_set1_epi16(0xFF);  // where a bit is 1, the first of two numbers is taken
+        pairs[0] = (Words)_mm512_ternarylogic_epi32(mask, lower, _mm512_slli_epi16(upper, 8), 0xCA);
+        pairs[1] = (Words)_mm512_ternarylogic_epi32(mask, _mm512_srli_epi16(lower, 8), upper, 0xCA);
+        return;
+    }
+#endif
+    const Integers codes = (Integers)(line ^ 0x80808080u);  // signed bytes
+    for (int i = 0; i < 2; i++) {
+        const Vector even = __builtin_convertvector(codes << (24 - 8 * i) >> 24, Vector);
+        const Vector odd = __builtin_convertvector(codes << (8 - 8 * i) >> 24, Vector);
+        pairs[i] = (Words)((Codes)even >> 16 | ((Codes)odd & 0xFFFF0000u));
+    }
+}
+
 // The values of codes of up to 6 bits, which are the lowest ones of each half of four bytes.
 template <class F>
 static inline Words values_of(Words codes) {
@@ -294,17 +360,33 @@ static inline Words values_of(Words codes) {
 }
 
 // Calls use(pair, values) for the pairs of a group's inputs that share a step, in their order.
-template <class F, int COLUMNS, class Use>
-__attribute__((always_inline)) static inline void decode_pairs(const uint8_t* codes, long panel_stride, int first,
-                                                               Use use) {
+template <class F, int COLUMNS, bool BY_TABLES, class Use>
+__attribute__((always_inline)) static inline void decode_pairs(const GroupCodes& codes, int first, Use use) {
     constexpr int WIDTH = COLUMNS * VECTORS;
+    if constexpr (F::IS_SPLIT) {
+#pragma GCC unroll 1
+        for (int some = first / 4; some < (first + F::STEP_GROUP) / 4; some += 2)
+#pragma GCC unroll 2
+            for (int line = some; line < some + 2; line++) {
+                Words values[WIDTH][2], own[WIDTH];
+#pragma GCC unroll 8
+                for (int v = 0; v < WIDTH; v++) values_of_line<BY_TABLES>(load_line<F>(codes, v, line), values[v]);
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 8
+                    for (int v = 0; v < WIDTH; v++) own[v] = values[v][i];
+                    use(2 * line + i, own);
+                }
+            }
+        return;
+    }
     if constexpr (Quantized<F>::BY_BYTES) {
 #pragma GCC unroll 2
         for (int pair = first / 2; pair < (first + F::STEP_GROUP) / 2; pair++) {
             Words values[WIDTH];
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++)
-                values[v] = values_of_bytes<F>(codes + v * panel_stride + 2 * pair * PANEL);
+                values[v] = values_of_bytes<F>(codes.at + v * codes.panel_stride + 2 * pair * PANEL);
             use(pair, values);
         }
         return;
@@ -317,10 +399,9 @@ __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* co
         Words words[WIDTH], above[WIDTH];
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++) {
-            words[v] = (Words)load_line(codes, panel_stride, v, line);
+            words[v] = (Words)load_line<F>(codes, v, line);
             if constexpr (F::HIGH > 0)
-                above[v] = (Words)load_line(codes, panel_stride, v, F::LOW + pair / PAIRS_ABOVE) >>
-                           pair % PAIRS_ABOVE * HIGH;
+                above[v] = (Words)load_line<F>(codes, v, F::LOW + pair / PAIRS_ABOVE) >> pair % PAIRS_ABOVE * HIGH;
         }
 #pragma GCC unroll 4
         for (int i = 0; i < PAIRS; i++) {
@@ -342,9 +423,9 @@ __attribute__((always_inline)) static inline void decode_pairs(const uint8_t* co
 }
 
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
-__attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes, long panel_stride,
-                                                            const float* decoded, const half_t* inputs, long stride,
-                                                            int first, Vector (&part)[ROWS][COLUMNS * VECTORS]) {
+__attribute__((always_inline)) static inline void add_pairs(const GroupCodes& codes, const float* decoded,
+                                                            const half_t* inputs, long stride, int first,
+                                                            Vector (&part)[ROWS][COLUMNS * VECTORS]) {
     constexpr int WIDTH = COLUMNS * VECTORS;
     const auto add = [&](int pair, const Words(&values)[WIDTH]) __attribute__((always_inline)) {
 #pragma GCC unroll 12
@@ -367,7 +448,7 @@ __attribute__((always_inline)) static inline void add_pairs(const uint8_t* codes
             add(pair, values);
         }
     } else {
-        decode_pairs<F, COLUMNS>(codes, panel_stride, first, add);
+        decode_pairs<F, COLUMNS, ROWS * COLUMNS <= 8>(codes, first, add);
     }
 }
 #endif
@@ -378,18 +459,18 @@ template <class F>
 static void decode_groups(const Quantized<F>& weight, long panel, long first, long last, const uint8_t* ahead,
                           float* out) {
     using Q = Quantized<F>;
-    for (long group = first; group < last; group++, out += Q::DECODED * PANEL, ahead += Q::GROUP_BYTES) {
-        const uint8_t* codes = weight.codes(panel, group);
+    for (long group = first; group < last; group++, out += Q::DECODED * PANEL, ahead += Q::GROUP_STRIDE) {
+        const GroupCodes codes = {weight.codes(panel, group), 0, weight.below()};
 #pragma GCC unroll 8
-        for (int line = 0; line < Q::GROUP_BYTES / 64; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
+        for (int line = 0; line < Q::BITS; line++) __builtin_prefetch(ahead + Q::to_line(line, codes.below), 0, 2);
         for (int at = 0; at < GROUP; at += F::STEP_GROUP) {
 #if HAS_PAIRS
             if constexpr (Q::BY_PAIRS)
-                decode_pairs<F, 1>(codes, 0, at,
+                decode_pairs<F, 1, true>(codes, at,
                                    [out](int pair, const Words(&values)[1]) { *(Words*)(out + pair * PANEL) = values[0]; });
 #endif
             if constexpr (!Q::BY_PAIRS)
-                decode_codes<F, 1>(codes, 0, at, [out](int k, const Vector(&values)[VECTORS]) {
+                decode_codes<F, 1>(codes, at, [out](int k, const Vector(&values)[VECTORS]) {
                     for (int v = 0; v < VECTORS; v++) store(out + k * PANEL + v * LANES, values[v]);
                 });
         }
@@ -405,7 +486,7 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
     constexpr int WIDTH = COLUMNS * VECTORS;
     const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
     const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
-    const uint8_t* codes = weight.codes(panel, first);
+    GroupCodes codes = {weight.codes(panel, first), code_stride, weight.below()};
     const uint8_t* steps = weight.steps(panel, first);
     const uint8_t* scales = weight.scales(panel, first / weight.span_groups);
     long left = weight.span_groups - first % weight.span_groups;  // groups that share these scales
@@ -414,10 +495,10 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             // Behind the last group, the next panels begin.
             const bool is_next = group + GROUPS_AHEAD >= last;
             const long jump = GROUPS_AHEAD - (is_next ? last - first : 0), panels = is_next ? COLUMNS : 0;
-            const uint8_t* ahead = codes + jump * Q::GROUP_BYTES + panels * code_stride;
+            const uint8_t* ahead = codes.at + jump * Q::GROUP_STRIDE + panels * code_stride;
 #pragma GCC unroll 16
             for (int line = 0; line < COLUMNS * Q::BITS; line++)
-                __builtin_prefetch(ahead + line % COLUMNS * code_stride + line / COLUMNS * 64, 0, 3);
+                __builtin_prefetch(ahead + line % COLUMNS * code_stride + Q::to_line(line / COLUMNS, codes.below), 0, 3);
         }
 #pragma GCC unroll 2
         for (int p = 0; p < Q::PARTS; p++) {
@@ -425,10 +506,10 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             const int at = p * F::STEP_GROUP;
 #if HAS_PAIRS
             if constexpr (Q::BY_PAIRS)
-                add_pairs<F, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.halves, x.halves_stride, at, part);
+                add_pairs<F, ROWS, COLUMNS, IS_DECODED>(codes, decoded, x.halves, x.halves_stride, at, part);
 #endif
             if constexpr (!Q::BY_PAIRS)
-                add_codes<F, ROWS, COLUMNS, IS_DECODED>(codes, code_stride, decoded, x.numbers, x.stride, at, part);
+                add_codes<F, ROWS, COLUMNS, IS_DECODED>(codes, decoded, x.numbers, x.stride, at, part);
 #pragma GCC unroll 8
             for (int v = 0; v < WIDTH; v++) {
                 const long column = v / VECTORS, lane = v % VECTORS * LANES;
@@ -452,7 +533,7 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
                 }
             }
         }
-        codes += Q::GROUP_BYTES, steps += Q::STEP_BYTES;
+        codes.at += Q::GROUP_STRIDE, steps += Q::STEP_BYTES;
         if (--left == 0) scales += Q::SPAN_BYTES, left = weight.span_groups;
         if constexpr (IS_DECODED) decoded += Q::DECODED * PANEL;
         x.numbers += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
@@ -513,8 +594,10 @@ template <class F>
 static void multiply_some_rows(const Quantized<F>& weight, const float* bias, const half_t* x, long x_stride, long rows,
                                float* out, long begin, long end) {
     using Q = Quantized<F>;
-    // Rows that go through so many panels at a time, and half as many panels with more rows.
-    constexpr int WIDE_ROWS = LANES == 16 ? 4 : 1, COLUMNS = LANES == 16 ? 4 : 2;
+    // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
+    // put together.
+    constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = 2;
+    constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
     constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : FEW_QUANTIZED_ROWS;  // through each panel that is left
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
@@ -543,8 +626,8 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
             add_panels<F, 1, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
                                                         inputs_of(0, 0), out);
         if constexpr (LANES == 16)
-            for (; is_few && rows > WIDE_ROWS && panel + COLUMNS / 2 <= end; panel += COLUMNS / 2)
-                add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, COLUMNS / 2, false>(
+            for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
+                add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, NARROW, false>(
                     rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0), out);
         for (; panel < end; panel++)
             for (long done = 0; done < rows; done += TAIL_ROWS) {
@@ -606,9 +689,9 @@ static constexpr CodeBits bits_of(int input, int bit) {
     }
 }
 
-// Writes the codes of an output to those of its group. lane: the output's place in its panel.
+// Writes the codes of an output to those of its group. lane: the output's place in its panel. below: see Quantized.
 template <class F>
-static void write_codes(const uint8_t* codes, long lane, uint8_t* group) {
+static void write_codes(const uint8_t* codes, long lane, long below, uint8_t* group) {
     using Q = Quantized<F>;
     if constexpr (Q::BY_BYTES) {
         for (int k = 0; k < GROUP; k++) group[k * PANEL + lane] = codes[k] ^ SIGN;
@@ -621,19 +704,37 @@ static void write_codes(const uint8_t* codes, long lane, uint8_t* group) {
             lines[some.line] |= (codes[k] >> bit & ((1u << some.count) - 1)) << some.first;
             bit += some.count;
         }
-    for (int n = 0; n < Q::BITS; n++) memcpy(group + (n * PANEL + lane) * 4, lines + n, 4);
+    if constexpr (F::IS_SPLIT) {
+        uint32_t stored[Q::BITS];
+        for (int n = 0; n < Q::BITS / 2; n++) {
+            const uint32_t even = lines[2 * n], odd = lines[2 * n + 1];
+            stored[n] = (even >> 4 & LOWER_HALVES) | (odd & ~LOWER_HALVES);
+            stored[Q::BITS / 2 + n] = (even & LOWER_HALVES) | (odd << 4 & ~LOWER_HALVES);
+        }
+        memcpy(lines, stored, sizeof(lines));
+    }
+    for (int n = 0; n < Q::BITS; n++) memcpy(group + Q::to_line(n, below) + lane * 4, lines + n, 4);
 }
 
 // The inverse: reads the codes of an output, uint8 [GROUP].
 template <class F>
-static void read_codes(const uint8_t* group, long lane, uint8_t* codes) {
+static void read_codes(const uint8_t* group, long lane, long below, uint8_t* codes) {
     using Q = Quantized<F>;
     if constexpr (Q::BY_BYTES) {
         for (int k = 0; k < GROUP; k++) codes[k] = group[k * PANEL + lane] ^ SIGN;
         return;
     }
     uint32_t lines[Q::BITS];
-    for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, group + (n * PANEL + lane) * 4, 4);
+    for (int n = 0; n < Q::BITS; n++) memcpy(lines + n, group + Q::to_line(n, below) + lane * 4, 4);
+    if constexpr (F::IS_SPLIT) {
+        uint32_t whole[Q::BITS];
+        for (int n = 0; n < Q::BITS / 2; n++) {
+            const uint32_t upper = lines[n], lower = lines[Q::BITS / 2 + n];
+            whole[2 * n] = (upper << 4 & ~LOWER_HALVES) | (lower & LOWER_HALVES);
+            whole[2 * n + 1] = (upper & ~LOWER_HALVES) | (lower >> 4 & LOWER_HALVES);
+        }
+        memcpy(lines, whole, sizeof(lines));
+    }
     for (int k = 0; k < GROUP; k++) {
         codes[k] = 0;
         for (int bit = 0; bit < Q::BITS;) {
@@ -642,6 +743,14 @@ static void read_codes(const uint8_t* group, long lane, uint8_t* codes) {
             bit += some.count;
         }
     }
+}
+
+// One of a panel's scales, or of its minima, which lie behind them.
+template <class F>
+static float scale_at(const uint8_t* scales, long number) {
+    alignas(64) uint8_t bytes[LANES * 4] = {};
+    memcpy(bytes, scales + number * Quantized<F>::SCALE_BYTES, Quantized<F>::SCALE_BYTES);
+    return load_scales<F::SCALES>(bytes)[0];
 }
 
 // Writes the numbers of one output, as a row of a table of embeddings.
@@ -653,17 +762,12 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
     for (long group = 0; group < table.num_groups(); group++) {
         const uint8_t* scales = table.scales(panel, group / span_groups);
         const uint8_t* steps = table.steps(panel, group);
-        const auto scale_at = [&](long at) {  // of this output alone
-            alignas(64) uint8_t bytes[LANES * 4] = {};
-            memcpy(bytes, scales + (at * PANEL + lane) * Q::SCALE_BYTES, Q::SCALE_BYTES);
-            return load_scales<F::SCALES>(bytes)[0];
-        };
-        const float own_scale = scale_at(0);
+        const float own_scale = scale_at<F>(scales, lane);
         float own_minimum = 0;
-        if constexpr (F::HAS_MINIMA) own_minimum = scale_at(1);
+        if constexpr (F::HAS_MINIMA) own_minimum = scale_at<F>(scales, PANEL + lane);
         if constexpr (F::HAS_MINIMUM_STEPS) own_minimum *= (float)steps[Q::NUM_STEPS * PANEL + lane];
         uint8_t codes[GROUP];
-        read_codes<F>(table.codes(panel, group), lane, codes);
+        read_codes<F>(table.codes(panel, group), lane, table.below(), codes);
         for (int k = 0; k < GROUP; k++) {
             float own = own_scale;
             if constexpr (F::STEPS == UNSIGNED_STEPS) own *= (float)steps[k / F::STEP_GROUP * PANEL + lane];
@@ -681,9 +785,11 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
 // Packs the codes of whole panels, uint8 [panels * PANEL][num_inputs].
 template <class F>
 static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {
-    using Q = Quantized<F>;
+    const Quantized<F> packed = {out, num_inputs, num_panels * PANEL, 1};
+#pragma omp parallel for
     for (long panel = 0; panel < num_panels; panel++)
-        for (long group = 0; group < num_inputs / GROUP; group++, out += Q::GROUP_BYTES)
+        for (long group = 0; group < packed.num_groups(); group++)
             for (int lane = 0; lane < PANEL; lane++)
-                write_codes<F>(codes + (panel * PANEL + lane) * num_inputs + group * GROUP, lane, out);
+                write_codes<F>(codes + (panel * PANEL + lane) * num_inputs + group * GROUP, lane, packed.below(),
+                               out + (packed.codes(panel, group) - packed.weight));
 }

@@ -22,10 +22,13 @@ struct Instruction {
 typedef void (*Function)(const Step&, const long* arguments, long first, long last);
 typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
 typedef void (*QuantizedProduct)(const long* arguments, long first, long last, long thread, long num_threads);
+typedef void (*ScreenedProduct)(const long* arguments, long first, long last, long thread, long num_threads, float* limits,
+                                long stride, void (*meet)(void*), void* meeting);
 
-// Products with quantised weights of one format, and those of experts.
+// Products with quantised weights of one format, and those of experts; if codes are split, those of screened.h as well.
 struct QuantizedKernels {
     QuantizedProduct multiply, multiply_experts;
+    ScreenedProduct multiply_screened;
 };
 
 // What instructions name by a number: functions of stages, and kernels by the sizes of heads and formats of weights.
@@ -101,6 +104,10 @@ static void run_program(const Step& step, const Kernels& kernels, const Instruct
                          first, step.num_rows, thread, num_threads);
             else if (one.kind == ATTENTION)
                 kernels.attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+            else if (one.kind == QUANTIZED && a[9] && step.only_best && count <= MOST_SCREENED_ROWS)
+                kernels.quantized[one.number].multiply_screened(
+                    a, first, step.num_rows, thread, num_threads, room, room_size,
+                    [](void* meeting) { ((Meeting*)meeting)->wait(); }, &meeting);
             else if (one.kind == QUANTIZED)
                 kernels.quantized[one.number].multiply(a, first, step.num_rows, thread, num_threads);
             else if (one.kind == QUANTIZED_EXPERTS)

@@ -54,7 +54,8 @@ struct Visit {
 // other, and in `stores` for each sequence the addresses of `num_layers` layers' keys and then of their values. `lay_out`
 // writes the rest: row_tokens and positions, which the program reads, and all that is below them. seen: lists of the rows
 // that each row sees, by their numbers in their sequence. states: for each sequence the addresses of the `num_parts` parts
-// of its recurrent layers' states before the step; if there are none, nothing of states is given.
+// of its recurrent layers' states before the step; if there are none, nothing of states is given. only_best: whether of
+// the logits of each row the highest alone must be right.
 struct Step {
     long num_sequences, num_layers;
     Sequence* sequences;
@@ -70,6 +71,7 @@ struct Step {
     const SequenceStates* of_states;
     const Stop* stops;
     Visit* visits;
+    long only_best;
 
     const char* state_before(long sequence, long part) const { return states[sequence * num_parts + part]; }
     weight_t* keys(long sequence, long layer) const { return stores[sequence * 2 * num_layers + layer]; }

@@ -1,0 +1,49 @@
+"""Has the product with the output embedding screened: where only the likeliest token of a row is wanted, most of its
+outputs are computed with the upper halves of the weight's codes alone (lp/model/quantization/split.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from lp.model.program.steps import AllGather, ExpertProduct, Gather, Product, Program, Value, reads
+from lp.model.quantization.joined import QuantizedExperts
+from lp.model.quantization.split import SplitWeight, can_split
+from lp.model.quantization.weight import QuantizedWeight
+
+# The least share of the bytes of all products that must be the output embedding's. Where it is less, bounds cost more
+# than they save (docs/log/kernels.md).
+LEAST_SHARE = 0.5
+
+
+def screen_output(program: Program) -> None:
+    """Splits the output embedding, if its product gives the logits as they are and reads most of a step's bytes."""
+    products = [step for step in program.steps if isinstance(step, Product | ExpertProduct)]
+    head = next((step for step in products if isinstance(step, Product) and _gives_logits(step.out, program)), None)
+    if head is None or not isinstance(head.weight, QuantizedWeight) or not can_split(head.weight):
+        return
+    whole, every = head.weight, {id(step.weight): _num_bytes(step.weight) for step in products}
+    if every[id(whole)] < LEAST_SHARE * sum(every.values()):
+        return
+    split = SplitWeight(whole)
+    for number, step in enumerate(program.steps):
+        if isinstance(step, Product) and step.weight is whole:
+            program.steps[number] = replace(step, weight=split)
+        elif isinstance(step, Gather) and step.table is whole:
+            program.steps[number] = replace(step, table=split)
+
+
+def _gives_logits(value: Value, program: Program) -> bool:
+    """Whether a value is the logits, or what is gathered from all ranks to make them."""
+    if not program.gives_logits:
+        return False
+    readers = [step for step in program.steps if any(one.source is value for one in reads(step))]
+    if value is program.output:
+        return not readers
+    return len(readers) == 1 and isinstance(readers[0], AllGather) and readers[0].out is program.output
+
+
+def _num_bytes(weight: Tensor | QuantizedWeight | QuantizedExperts) -> int:
+    return weight.nbytes if isinstance(weight, Tensor) else weight.num_bytes
