@@ -21,10 +21,8 @@
 #include "experts.h"
 
 #define GROUP 32  // inputs whose codes lie together
-// Rows that go through panels together where codes are decoded in registers, and where they are decoded before, then
-// through so many panels.
-#define FEW_QUANTIZED_ROWS (LANES == 16 ? 12 : LANES == 8 ? 4 : 2)
-#define MOST_QUANTIZED_ROWS (LANES == 16 ? 8 : LANES == 8 ? 6 : 4)
+// Rows that go through panels together, and panels through which they go together where codes are decoded before.
+#define MOST_QUANTIZED_ROWS (LANES == 16 ? 9 : LANES == 8 ? 6 : 4)
 #define DECODED_PANELS (LANES == 16 ? 2 : 1)
 // Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together; how many
 // groups ahead codes are fetched.
@@ -64,6 +62,10 @@ struct Quantized {
     static constexpr int BITS = F::LOW + F::HIGH, IN_LINE = 32 / (IS_WHOLE ? BITS : F::LOW), LEFT = 32 % BITS;
     static constexpr int LINES = F::STEP_GROUP * BITS / 32, REST = IS_WHOLE ? F::STEP_GROUP - LINES * IN_LINE : 0;
     static_assert(!IS_WHOLE || REST * BITS == LINES * LEFT, "the last codes take all bits that are left");
+    // The most rows for which codes are decoded in registers, anew for each tile of rows; for more rows they are decoded
+    // once into the first cache. Pairs of values of 8 bits and of 5 take most instructions.
+    static constexpr int MOST_OF_PAIRS = F::LOW == 8 || F::HIGH == 1 ? 12 : QUANTIZED_ROWS_AT_ONCE;
+    static constexpr int MOST_IN_REGISTERS = LANES == 16 ? (BY_PAIRS ? MOST_OF_PAIRS : 32) : LANES == 8 ? 4 : 2;
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
     static constexpr long DECODED = BY_PAIRS ? GROUP / 2 : GROUP;
     // From one decoded panel to the next one.
@@ -564,13 +566,23 @@ static void add_panels(long rows, const Quantized<F>& weight, long panel, long f
         memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
 }
 
-// DECODED_PANELS panels of more than FEW_QUANTIZED_ROWS rows, whose codes are decoded once.
+// Calls multiply(first, count) for rows in as few tiles as possible, of about the same size.
+template <class Multiply>
+static void in_tiles(long rows, Multiply multiply) {
+    const long num_tiles = (rows + MOST_QUANTIZED_ROWS - 1) / MOST_QUANTIZED_ROWS;
+    for (long tile = 0, done = 0; tile < num_tiles; tile++) {
+        const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
+        multiply(done, count);
+        done += count;
+    }
+}
+
+// DECODED_PANELS panels of more than MOST_IN_REGISTERS rows, whose codes are decoded once.
 template <class F, class InputsOf>
 static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,
                                InputsOf inputs_of, float* out) {
     alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE];
     constexpr long MOST = MOST_QUANTIZED_ROWS, LEAST = MOST / 2;
-    const long num_tiles = (rows + MOST - 1) / MOST;
     for (long group = first; group < last; group += DECODED_GROUPS) {
         const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
         for (int column = 0; column < DECODED_PANELS; column++)
@@ -578,13 +590,11 @@ static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel
                              end < last ? weight.codes(panel + column, end)
                                         : weight.codes(panel + column + DECODED_PANELS, first),
                              decoded + column * Quantized<F>::DECODED_STRIDE);
-        for (long tile = 0, done = 0; tile < num_tiles; tile++) {
-            const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
+        in_tiles(rows, [&](long done, long count) {
             add_panels<F, LEAST, MOST, DECODED_PANELS, true>(count, weight, panel, group, end, decoded,
                                                              inputs_of(done, group - first),
                                                              out + done * weight.num_outputs);
-            done += count;
-        }
+        });
     }
 }
 
@@ -598,7 +608,8 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     // put together.
     constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = 2;
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
-    constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : FEW_QUANTIZED_ROWS;  // through each panel that is left
+    constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : Q::MOST_IN_REGISTERS;  // through each panel that is left
+    constexpr int LEAST = WIDE_ROWS < MOST_QUANTIZED_ROWS / 2 ? WIDE_ROWS + 1 : MOST_QUANTIZED_ROWS / 2;
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
@@ -619,16 +630,20 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
         };
         const long group = k / GROUP, last_group = (k + count) / GROUP;
         long panel = begin;
-        const bool is_few = rows <= FEW_QUANTIZED_ROWS;
-        for (; !is_few && panel + DECODED_PANELS <= end; panel += DECODED_PANELS)
-            add_decoded_panels<F>(rows, weight, panel, group, last_group, inputs_of, out);
+        const bool is_few = rows <= Q::MOST_IN_REGISTERS;
+        if constexpr (Q::MOST_IN_REGISTERS < QUANTIZED_ROWS_AT_ONCE)
+            for (; !is_few && panel + DECODED_PANELS <= end; panel += DECODED_PANELS)
+                add_decoded_panels<F>(rows, weight, panel, group, last_group, inputs_of, out);
         for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
             add_panels<F, 1, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
                                                         inputs_of(0, 0), out);
         if constexpr (LANES == 16)
             for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
-                add_panels<F, WIDE_ROWS + 1, FEW_QUANTIZED_ROWS, NARROW, false>(
-                    rows, weight, panel, group, last_group, nullptr, inputs_of(0, 0), out);
+                in_tiles(rows, [&](long done, long count) {
+                    add_panels<F, LEAST, MOST_QUANTIZED_ROWS, NARROW, false>(
+                        count, weight, panel, group, last_group, nullptr, inputs_of(done, 0),
+                        out + done * weight.num_outputs);
+                });
         for (; panel < end; panel++)
             for (long done = 0; done < rows; done += TAIL_ROWS) {
                 const long some = rows - done < TAIL_ROWS ? rows - done : TAIL_ROWS;
