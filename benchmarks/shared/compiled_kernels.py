@@ -366,7 +366,7 @@ def _sampling() -> Iterator[Variant]:
     yield Variant("best tokens of chunks", triton_kernels.best_of_chunks, types, chunks, 8, 2, most)
     yield Variant("best tokens of rows", triton_kernels.best_of_rows, types, rows, 4, 2, most)
     yield Variant("sums of chunks", triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2, most)
-    yield Variant("settled rows", triton_kernels.settle, types | {"tokens": "*i64"}, settled, 8, 2, most)
+    yield Variant("chosen tokens", triton_kernels.settle, types | {"tokens": "*i64"}, settled, 8, 2, most)
     yield Variant("penalties", triton_kernels.penalise, penalties, {"HEADER": HEADER, "BLOCK": BLOCK}, 4, 2, most)
 
 

@@ -26,7 +26,7 @@ TABLE = 32
 
 @dataclass(frozen=True)
 class Norms:
-    """An argument: what bounds the products of a weight whose codes are split, WeightNorms of kernels/screened.h."""
+    """Stands for the argument that bounds the products of a weight whose codes are split: WeightNorms in screened.h."""
 
     weight: QuantizedWeight
 
@@ -89,7 +89,7 @@ def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, out: Tensor) -
 
 
 def find_norms(weight: QuantizedWeight, library: ctypes.CDLL, packed: Tensor) -> Tensor:
-    """See Norms. library: of the weight's format. packed: its codes, scales and steps."""
+    """Computes what Norms stands for. library: of the weight's format. packed: its codes, scales and steps."""
     num_panels, num_fours = -(-weight.num_outputs // PANEL), -(-weight.num_inputs // (4 * GROUP))
     out = torch.empty(num_panels * PANEL * (num_fours + 2), dtype=torch.int32)
     norms, number = library.norms, ctypes.c_long

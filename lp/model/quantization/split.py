@@ -21,7 +21,7 @@ def can_split(weight: QuantizedWeight) -> bool:
 
 
 class SplitWeight(QuantizedWeight):
-    """The same numbers as those of a weight that can be split."""
+    """Gives the numbers of a weight that can be split, in a format whose halves are stored apart."""
 
     def __init__(self, whole: QuantizedWeight):
         super().__init__(replace(whole.format, is_split=True), whole.num_outputs, whole.num_inputs, whole.dtype)

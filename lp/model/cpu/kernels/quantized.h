@@ -218,14 +218,24 @@ static inline Codes load_stored(const uint8_t* codes, long panel_stride, int v, 
     return *(const Codes*)(codes + v / VECTORS * panel_stride + (line * PANEL + v % VECTORS * LANES) * 4);
 }
 
+// Puts the lower halves of two numbers' bytes together as bytes, and the upper ones.
+template <class T>
+static inline T join_lower(T first, T second) {
+    return (first << 4 & ~LOWER_HALVES) | (second & LOWER_HALVES);
+}
+
+template <class T>
+static inline T join_upper(T first, T second) {
+    return (first & ~LOWER_HALVES) | (second >> 4 & LOWER_HALVES);
+}
+
 // The same with the halves of codes put together.
 template <class F>
 __attribute__((always_inline)) static inline Codes load_line(const GroupCodes& codes, int v, int line) {
     if constexpr (!F::IS_SPLIT) return load_stored(codes.at, codes.panel_stride, v, line);
     const Codes upper = load_stored(codes.at, codes.panel_stride, v, line / 2);
     const Codes lower = load_stored(codes.at + codes.below, codes.panel_stride, v, line / 2);
-    return line % 2 == 0 ? (upper << 4 & ~LOWER_HALVES) | (lower & LOWER_HALVES)
-                         : (upper & ~LOWER_HALVES) | (lower >> 4 & LOWER_HALVES);
+    return line % 2 == 0 ? join_lower(upper, lower) : join_upper(upper, lower);
 }
 
 // Calls use(k, values) for the inputs of a group that share a step, in their order: the values of input k, in the vectors
@@ -723,8 +733,7 @@ static void write_codes(const uint8_t* codes, long lane, long below, uint8_t* gr
         uint32_t stored[Q::BITS];
         for (int n = 0; n < Q::BITS / 2; n++) {
             const uint32_t even = lines[2 * n], odd = lines[2 * n + 1];
-            stored[n] = (even >> 4 & LOWER_HALVES) | (odd & ~LOWER_HALVES);
-            stored[Q::BITS / 2 + n] = (even & LOWER_HALVES) | (odd << 4 & ~LOWER_HALVES);
+            stored[n] = join_upper(odd, even), stored[Q::BITS / 2 + n] = join_lower(odd, even);
         }
         memcpy(lines, stored, sizeof(lines));
     }
@@ -745,8 +754,7 @@ static void read_codes(const uint8_t* group, long lane, long below, uint8_t* cod
         uint32_t whole[Q::BITS];
         for (int n = 0; n < Q::BITS / 2; n++) {
             const uint32_t upper = lines[n], lower = lines[Q::BITS / 2 + n];
-            whole[2 * n] = (upper << 4 & ~LOWER_HALVES) | (lower & LOWER_HALVES);
-            whole[2 * n + 1] = (upper & ~LOWER_HALVES) | (lower >> 4 & LOWER_HALVES);
+            whole[2 * n] = join_lower(upper, lower), whole[2 * n + 1] = join_upper(upper, lower);
         }
         memcpy(lines, whole, sizeof(lines));
     }

@@ -51,6 +51,9 @@ static inline Integers add_bytes(Integers sums, Codes bytes, int signed_bytes) {
 #endif
 }
 
+// Groups whose norms lie in four bytes of each output, as add_bytes reads them.
+static inline long fours_of(long num_groups) { return (num_groups + 3) / 4; }
+
 // Rows whose inputs are rounded. codes: int8 [rows][K], in the order of the bytes of lines. Of each group, [rows][K /
 // 32]: scales: what a rounded input stands for; offsets: what is added to sums of products with upper halves and with
 // lower ones; the first are rounded, for which the second make up. norms: of each group's rounded inputs, in steps of
@@ -64,7 +67,7 @@ struct RoundedRows {
     std::vector<char> is_whole;
 
     void round(const half_t* x, long x_stride, long rows, long num_inputs) {
-        const long num_groups = num_inputs / GROUP, num_fours = (num_groups + 3) / 4;
+        const long num_groups = num_inputs / GROUP, num_fours = fours_of(num_groups);
         // A sum of as many products as there are inputs is right but for this share of the norms of what is multiplied.
         const float rounding = (float)(num_inputs + 64) * 0x1p-22f;
         codes.resize(rows * num_inputs), norms.assign(rows * num_fours * 4, 0);
@@ -142,7 +145,7 @@ struct WeightNorms {
 
     template <class F>
     WeightNorms(const Quantized<F>& weight, void* at) {
-        num_fours = (weight.num_groups() + 3) / 4;
+        num_fours = fours_of(weight.num_groups());
         left = (uint8_t*)at;
         units = (float*)(left + weight.num_panels() * panel_bytes());
         whole = units + weight.num_panels() * PANEL;
@@ -216,9 +219,9 @@ __attribute__((always_inline)) static inline void add_group(const uint8_t* codes
     }
 }
 
-// Multiplies ROWS rows with a panel and adds that to `out` [ROWS][PANEL]: first with the upper halves, but for groups
-// that are multiplied as a whole, then with what the first call left out. errors: how far that can change each output,
-// [ROWS][PANEL], written by the first call.
+// Multiplies ROWS rows with a panel and adds that to `out` [ROWS][PANEL]: the first call with the upper halves of all
+// groups and the lower halves of those that are whole, the second one with all other lower halves. errors: by how much
+// the second call can change each output, [ROWS][PANEL], which the first one writes.
 template <class F, int ROWS, bool IS_FIRST>
 static void add_halves(const Quantized<F>& weight, long panel, const WeightNorms& norms, const RoundedRows& x, long row,
                        float (*out)[PANEL], float (*errors)[PANEL]) {

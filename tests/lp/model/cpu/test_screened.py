@@ -58,7 +58,7 @@ def native_of(path: Path, kept: Path, dtype: str) -> NativeForward:
 
 
 def logits_of(native: NativeForward, counts: list[int], seed: int, only_best: bool) -> Tensor:
-    """Of the last rows of some sequences, so many of each."""
+    """Returns the logits of the last rows of some sequences, so many of each."""
     rng, given = np.random.default_rng(seed), []
     for count in counts:
         cache = ContiguousCache(native.num_layers, 8)
@@ -71,7 +71,7 @@ def logits_of(native: NativeForward, counts: list[int], seed: int, only_best: bo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_doubled", [False, True])
 def test_the_best_token_is_that_of_all_logits(is_doubled: bool, dtype: str, make: Make, kept: Path) -> None:
-    """Where two tokens are as likely, it is the first of them."""
+    """The first of two tokens that are as likely is chosen."""
     native = native_of(make(is_doubled=is_doubled), kept, dtype)
     num_approximate = 0
     for seed in range(40):
@@ -89,7 +89,7 @@ def test_the_best_token_is_that_of_all_logits(is_doubled: bool, dtype: str, make
 @needs_instructions
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_step_that_needs_all_logits_gets_them(dtype: str, make: Make, kept: Path) -> None:
-    """Those of one sequence suffice for that; and many rows are computed in full."""
+    """One sequence that needs them suffices for that, and a step of many rows computes all of them as well."""
     native = native_of(make(), kept, dtype)
     full = logits_of(native, [1, 1], 3, only_best=False)
     rng, given = np.random.default_rng(3), []

@@ -205,7 +205,7 @@ def test_tiles_of_a_large_gpu_are_those_that_were_the_fastest() -> None:
 
 
 def test_larger_tiles_have_half_as_many_numbers_for_a_thread_with_tensor_memory() -> None:
-    """By what the compiler spills for capability 10.0 (docs/log/kernels.md); smaller tiles are the same."""
+    """Each thread of a large tile has half as many numbers, so that less is spilled; smaller tiles are the same."""
     memory, half = 227 * 1024, Tile(rows=16, queries=64, keys=128, warps=8, stages=2)
     assert choose_tile(300, 4, 128, 2, memory, has_tensor_memory=True) == half
     assert choose_tile(64, 4, 128, 2, memory, is_long=True, has_tensor_memory=True) == half
