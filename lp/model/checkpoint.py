@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lp.grammar.settings import GrammarBackend
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info, require_trees
 from lp.model.checks import Checks
-from lp.model.compilation import CompileMode, make_fast
+from lp.model.compilation import CompileMode, begin_kernels, make_fast
 from lp.model.errors import CheckpointError, described, one_line
 from lp.model.exactness import UnsupportedArchitecture, check_tree
 from lp.model.extensions import Extension
@@ -186,7 +187,10 @@ def load(
     device = pick_device(settings.device)
     is_compiled = reader is None or (group is not None and (device.type == "cpu" or capture is not None))
     _check_compilation(settings, reader is None, is_compiled, device)
-    known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads)
+    begin = None
+    if is_compiled and device.type == "cpu":
+        begin = partial(begin_kernels, mode=settings.compile, dtype=DTYPES.get(settings.dtype, torch.float32))
+    known = read_checkpoint_info(settings.path, settings.max_length, settings.grammar_backend, settings.heads, begin)
     _check_weights(settings.weights, known, reader is None, device)
     dtype = pick_dtype(settings.dtype, device, known.config)
     _tell_dtype(dtype, settings)

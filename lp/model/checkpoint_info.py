@@ -10,10 +10,12 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -29,6 +31,9 @@ from lp.model.gguf import checkpoint_folder, linked_file
 from lp.model.heads.files import OFF, digest_of_heads, find_heads
 from lp.model.heads.medusa import HeadsInfo
 from lp.model.quantization.methods import find_method
+
+if TYPE_CHECKING:  # it needs the package gguf
+    from lp.model.gguf_header import GgufHeader
 
 log = logging.getLogger("lookahead")
 
@@ -95,15 +100,16 @@ def read_checkpoint_info(
     max_length: int | None = None,
     grammar_backend: GrammarBackend = GrammarBackend.auto,
     heads: str = OFF,
+    begin: Callable[[GgufHeader], None] | None = None,
 ) -> CheckpointInfo:
     """Reads a checkpoint's configuration, tokenizer and generation defaults, and what its heads are like.
 
     path: folder, GGUF file or hub id; a GGUF file is unpacked first if it has not been yet. max_length: None means the
-    model's own limit. heads: see ModelSettings. Raises CheckpointError, UnsupportedArchitecture or ValueError, each
-    with a message of one line for the user.
+    model's own limit. heads: see ModelSettings. begin: see checkpoint_folder. Raises CheckpointError,
+    UnsupportedArchitecture or ValueError, each with a message of one line for the user.
     """
     pick_backend(grammar_backend)
-    path = checkpoint_folder(os.path.expanduser(path))
+    path = checkpoint_folder(os.path.expanduser(path), begin)
     _check_folder(path)
     if not os.path.isdir(path):
         check_hub(path)

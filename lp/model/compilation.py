@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from lp.kv_cache.arena import Arena
 from lp.kv_cache.cache import KVCache, LayerShape
 from lp.model.causal import CausalModel
 from lp.model.checkpoint_info import CheckpointInfo
+from lp.model.cpu.build import begin
 from lp.model.cpu.make import find_cache_shapes, make_native
 from lp.model.exactness import run_trees, write_prefixes
 from lp.model.fast_forward import FastForward, ForwardFailed, SequenceRows
@@ -34,9 +35,13 @@ from lp.model.program.record import Inexpressible
 from lp.model.program.translate import MORE_ROWS, translate
 from lp.model.reference import Probe, Reference, make_references
 from lp.model.weightless import weightless_model
+from lp.platform import disk_cache
 from lp.platform.build import CannotBuild, NoCompiler, find_compiler, missing_triton
 from lp.platform.library import library
 from lp.tree import TokenTree, chain
+
+if TYPE_CHECKING:  # it needs the package gguf
+    from lp.model.gguf_header import GgufHeader
 
 log = logging.getLogger("lookahead")
 
@@ -101,6 +106,17 @@ def make_fast(
             return True  # the line about that says so
         log.warning("the forward is not compiled: %s (model.compile=off does not try it)", error)
         return False
+
+
+def begin_kernels(header: GgufHeader, mode: CompileMode, dtype: torch.dtype) -> None:
+    """Starts to compile what the native forward of a GGUF file needs for its quantised weights, before it is read."""
+    if mode is CompileMode.off or (mode is CompileMode.auto and header.num_elements < WORTHWHILE):
+        return
+    from lp.model.quantization.gguf_blocks import BLOCK_TYPES
+
+    kinds = {one.kind for one in header.tensors.values()}
+    if (folder := disk_cache.folder("compiled")) is not None:
+        begin([one.format for kind, one in BLOCK_TYPES.items() if kind in kinds], dtype, folder)
 
 
 class ExpectedForward(NamedTuple):

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -39,9 +39,8 @@ from transformers import (
 
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
-from lp.platform import disk_cache
+from lp.platform import disk_cache, library
 from lp.platform.disk_cache import open_entry, trim
-from lp.platform.library import made_meanwhile
 
 if TYPE_CHECKING:  # it needs the package gguf
     from lp.model.gguf_header import GgufHeader
@@ -60,19 +59,19 @@ NUM_SAMPLES, SAMPLE = 64, 1 << 16
 STRINGS_PER_S, WEIGHTS_PER_S = 7e4, 6e7
 
 
-def checkpoint_folder(path: str) -> str:
+def checkpoint_folder(path: str, begin: Callable[[GgufHeader], None] | None = None) -> str:
     """The folder that is made of a GGUF file; every other path is returned as it is.
 
     path: a GGUF file, a folder that holds one and no config.json, or any other checkpoint. The first call for a file
     makes it, in one process at a time; later calls read a few megabytes of the file. The name of the folder is that of
-    the file without its ending. Raises CheckpointError.
+    the file without its ending. begin: is called before a folder is made, which takes seconds. Raises CheckpointError.
     """
-    return _folder(path, with_weights=False)
+    return _folder(path, False, begin)
 
 
 def unpacked_folder(path: str) -> str:
     """The same with all weights unpacked to the folder, as transformers reads them."""
-    return _folder(path, with_weights=True)
+    return _folder(path, True)
 
 
 def linked_file(folder: str) -> Path | None:
@@ -81,7 +80,7 @@ def linked_file(folder: str) -> Path | None:
     return link.resolve() if link.is_symlink() else None
 
 
-def _folder(path: str, with_weights: bool) -> str:
+def _folder(path: str, with_weights: bool, begin: Callable[[GgufHeader], None] | None = None) -> str:
     if (file := _find_file(path)) is None:
         return path
     try:
@@ -93,7 +92,7 @@ def _folder(path: str, with_weights: bool) -> str:
         if not _is_whole(made):
             with disk_cache.locked(folder, f"read {file.name}"):
                 if not _is_whole(made):
-                    _make(file, made, with_weights)
+                    _make(file, made, with_weights, begin)
                     trim()
         _link(made, file)
     except OSError as error:
@@ -167,7 +166,7 @@ def _is_whole(unpacked: Path) -> bool:
     )
 
 
-def _make(file: Path, folder: Path, with_weights: bool) -> None:
+def _make(file: Path, folder: Path, with_weights: bool, begin: Callable[[GgufHeader], None] | None) -> None:
     """Makes a folder whole or not at all. Raises CheckpointError."""
     header = _read_header(file)
     from lp.model.quantization.gguf_file import has_simple_tensors  # it needs the package gguf
@@ -185,8 +184,10 @@ def _make(file: Path, folder: Path, with_weights: bool) -> None:
         for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
-        with made_meanwhile():
-            _convert(file, partial, header, with_weights)
+        library.begin()
+        if begin is not None:
+            begin(header)
+        _convert(file, partial, header, with_weights)
         sizes = {f.name: f.stat().st_size for f in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
         partial.rename(folder)

@@ -16,13 +16,15 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock, Thread, main_thread
 from typing import Any
 
 from lp.platform.disk_cache import checksum, locked, trim, use, why
@@ -31,6 +33,12 @@ from lp.platform.hardware import num_cores
 log = logging.getLogger("lookahead")
 
 COMPILERS = ("g++", "c++", "clang++")
+# The nice value of compilers in the background, which leave their core to any other thread that could run.
+LOWER_PRIORITY = 10
+
+# The libraries that are compiled in the background, by their folders, and the lock of what compiles one of them.
+_begun: dict[Path, Future[None]] = {}
+_background = Lock()
 
 
 class CannotBuild(RuntimeError):
@@ -65,6 +73,43 @@ class Source:
         digest.update(repr((self.flags, platform.machine(), processor_features(), *chosen)).encode())
         return digest.hexdigest()[:24]
 
+    def place(self, folder: Path) -> Path:
+        """Where the library is kept in a folder."""
+        return folder / f"{self.kind}-{self.digest}"
+
+
+def begin(sources: Sequence[Source], folder: Path) -> None:
+    """Starts to compile the sources whose libraries are missing, one after another, while the caller goes on.
+
+    `build` waits for the one that is being compiled, and raises what goes wrong. When the main thread ends, no other
+    one is begun.
+    """
+    missing = {}
+    for source in sources:
+        place = source.place(folder)
+        if place not in _begun and not place.exists():
+            missing[place] = source
+            _begun[place] = Future()
+    if missing:
+        Thread(target=_build_begun, args=(missing,), name="compile").start()
+
+
+def _build_begun(sources: dict[Path, Source]) -> None:
+    """sources: by their places."""
+    if sys.platform == "linux":  # where a thread has a priority of its own, which its compilers inherit
+        os.setpriority(os.PRIO_PROCESS, 0, LOWER_PRIORITY)
+    for place, source in sources.items():
+        begun = _begun[place]
+        with _background:
+            if not (main_thread().is_alive() and begun.set_running_or_notify_cancel()):
+                continue
+            try:
+                _build_one(source, place)
+            except CannotBuild:
+                pass  # for `build` to find out
+            finally:
+                begun.set_result(None)
+
 
 def build(sources: Sequence[Source], folder: Path, remark: str) -> list[Path]:
     """The libraries of sources, from the folder or compiled, several at a time. Raises CannotBuild.
@@ -74,16 +119,24 @@ def build(sources: Sequence[Source], folder: Path, remark: str) -> list[Path]:
     several processes that need the same one, one compiles it and the others wait.
     """
     started = time.monotonic()
-    places = [folder / f"{source.kind}-{source.digest}" for source in sources]
+    places = [source.place(folder) for source in sources]
     num_missing = sum(not place.exists() for place in places)
     if num_missing:
         find_compiler()
         log.info("compiling the %s, which takes some seconds, %s", sources[0].name, remark)
     with ThreadPoolExecutor(max(1, min(num_missing, num_cores()))) as pool:
-        libraries = list(pool.map(_build_one, sources, places))
+        libraries = list(pool.map(_finish, sources, places))
     if num_missing:
         log.info("compiled in %.1f s", time.monotonic() - started)
     return libraries
+
+
+def _finish(source: Source, kept: Path) -> Path:
+    """The library of a source that may have been begun."""
+    begun = _begun.get(kept)
+    if begun is not None and not begun.cancel():
+        begun.result()
+    return _build_one(source, kept)
 
 
 def _build_one(source: Source, kept: Path) -> Path:

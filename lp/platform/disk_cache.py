@@ -121,18 +121,25 @@ def why(error: OSError, path: Path) -> str:
 
 def folder(name: str) -> Path | None:
     """A folder of the cache, made for its user alone if it is missing; None, with a warning, if it cannot be made."""
-    root = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _usual_root()
     try:
-        path = root.expanduser() / name
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: "~" names a user who does not exist
+        return make_folder(name)
+    except (OSError, RuntimeError) as error:
+        root = _root()
         reason = why(error, root) if isinstance(error, OSError) else error
         log.warning("nothing is kept for later runs: the folder %s of %s cannot be made: %s", name, root, reason)
         return None
+
+
+def make_folder(name: str) -> Path:
+    """The same. Raises OSError if it cannot be made, and RuntimeError if "~" names a user who does not exist."""
+    path = _root().expanduser() / name
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
-def _usual_root() -> Path:
+def _root() -> Path:
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen)
     try:
         from platformdirs import user_cache_path
     except ModuleNotFoundError:  # as on a machine that has PyTorch and transformers alone

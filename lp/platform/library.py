@@ -11,16 +11,16 @@ import ctypes
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
 
 from lp.platform import disk_cache
 from lp.platform.build import CannotBuild, NoCompiler, Source, build
+from lp.platform.build import begin as begin_build
 from lp.platform.build import load as load_library
 
 log = logging.getLogger("lookahead")
@@ -44,15 +44,10 @@ def library() -> Library | None:
     return None if _is_off else _load()
 
 
-@contextmanager
-def made_meanwhile() -> Iterator[None]:
-    """Compiles the library, if need be, while the body runs, which does not use it."""
-    thread = Thread(target=library, name="library")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+def begin() -> None:
+    """Starts to compile the library, if it is missing, while the caller goes on."""
+    with suppress(OSError, RuntimeError):  # `library` warns of a folder that cannot be made
+        begin_build([_source()], disk_cache.make_folder("compiled"))
 
 
 def require_on_all(least: Callable[[int], int]) -> None:
@@ -86,9 +81,8 @@ def _load() -> Library | None:
     folder = disk_cache.folder("compiled")
     if folder is None:
         return None
-    text = (SOURCE / "host.cpp").read_text(encoding="utf-8")
     try:
-        (built,) = build([Source("host", "host", text, SOURCE, FLAGS)], folder, "once for this machine")
+        (built,) = build([_source()], folder, "once for this machine")
         found = load_library(built, ctypes.PyDLL)
     except NoCompiler as error:  # one line, for all that is not compiled
         log.warning("%s, and no forward is compiled: %s", _SLOWER, error)
@@ -103,6 +97,10 @@ def _load() -> Library | None:
         log.warning("%s: this Python or numpy lays out arrays differently", _SLOWER)
         return None
     return functions
+
+
+def _source() -> Source:
+    return Source("host", "host", (SOURCE / "host.cpp").read_text(encoding="utf-8"), SOURCE, FLAGS)
 
 
 # numpy's arrays begin like this (PyArrayObject in its C interface): what every object has, then their data's address.

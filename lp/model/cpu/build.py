@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from lp.model.cpu.source import Source
+from lp.model.cpu.quantized import kernel_format
+from lp.model.cpu.source import Source, write_products
 from lp.model.quantization.weight import WeightFormat
 from lp.platform.build import Source as LibrarySource
+from lp.platform.build import begin as begin_libraries
 from lp.platform.build import build as build_libraries
 from lp.platform.build import load
 
@@ -30,6 +34,7 @@ FLAGS = (
 WIDE = "-mprefer-vector-width=512"
 # Of a format of quantised weights: what QuantizedKernels of kernels/run.h consists of.
 PRODUCTS = ("product", "expert_product", "screened_product")
+PRODUCTS_LIBRARY = "products"
 REMARK = "once for models of this shape (model.compile=off does not)"
 
 
@@ -55,10 +60,9 @@ class Libraries:
 
 def build(source: Source, folder: Path) -> Libraries:
     """The libraries of a forward's sources, from the folder or compiled. Raises CannotBuild."""
-    flags = (*FLAGS, *([WIDE] if platform.machine() == "x86_64" else []))
-    texts = [("forward", source.kernels), *(("products", text) for text in source.formats.values())]
+    texts = [("forward", source.kernels), *((PRODUCTS_LIBRARY, text) for text in source.formats.values())]
     texts.append(("functions", source.functions))  # the least work for a compiler comes last
-    sources = [LibrarySource(name, "native", text, KERNELS, flags) for name, text in texts]
+    sources = [_library(name, text) for name, text in texts]
     kernels, *found, functions = map(load, build_libraries(sources, folder, REMARK))
     formats = dict(zip(source.formats, found, strict=True))
     products = np.zeros((len(found), len(PRODUCTS)), np.int64)
@@ -66,6 +70,17 @@ def build(source: Source, folder: Path) -> Libraries:
         names = PRODUCTS if format.is_split else PRODUCTS[:2]
         products[number, : len(names)] = [_address_of(one[name]) for name in names]
     return Libraries(kernels, functions, formats, products)
+
+
+def begin(formats: Iterable[WeightFormat], dtype: torch.dtype, folder: Path) -> None:
+    """Starts to compile the kernels for formats of quantised weights that are missing, while the caller goes on."""
+    kinds = dict.fromkeys(map(kernel_format, formats))
+    begin_libraries([_library(PRODUCTS_LIBRARY, write_products(kind, dtype)) for kind in kinds], folder)
+
+
+def _library(name: str, text: str) -> LibrarySource:
+    flags = (*FLAGS, *([WIDE] if platform.machine() == "x86_64" else []))
+    return LibrarySource(name, "native", text, KERNELS, flags)
 
 
 def _address_of(function: Any) -> int:

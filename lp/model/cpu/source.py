@@ -135,9 +135,9 @@ def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:
                 assert isinstance(step, Attention), "lookups by kernels of their own are for GPUs"
                 at = attentions.setdefault((step.head_dim, step.value_dim, step.values_in_keys), len(attentions))
                 instructions.append(_attention(step, at, number, is_last, layers.index(step.layer)))
-    head = f"#define WEIGHT_FORMAT {FORMATS[dtype]}"
+    head = _head(dtype)
     texts = _functions(head, list(functions), formats, has_tables), _kernels(head, list(attentions))
-    of_formats = {format: _products(head, format) for format in formats}
+    of_formats = {format: write_products(format, dtype) for format in formats}
     return Source(*texts, of_formats, instructions, [lives[key] for key in lives if key in shared], states)
 
 
@@ -280,10 +280,10 @@ def _kernels(head: str, attentions: list[tuple[int, int, bool]]) -> str:
     ])  # fmt: skip
 
 
-def _products(head: str, format: WeightFormat) -> str:
-    """The kernels for a format of quantised weights."""
+def write_products(format: WeightFormat, dtype: torch.dtype) -> str:
+    """C++ of the kernels for a format of quantised weights, in a model of a dtype."""
     return "\n".join([
-        head, '#include "screened.h"', "", *struct("Format", format), "",
+        _head(dtype), '#include "screened.h"', "", *struct("Format", format), "",
         'extern "C" {', *(_SCREENED if format.is_split else []),
         "void product(const long* a, long first, long last, long thread, long num_threads) {",
         "    multiply_quantized<Format>(a, first, last, thread, num_threads);",
@@ -296,6 +296,10 @@ def _products(head: str, format: WeightFormat) -> str:
         "}",
         "}", "",
     ])  # fmt: skip
+
+
+def _head(dtype: torch.dtype) -> str:
+    return f"#define WEIGHT_FORMAT {FORMATS[dtype]}"
 
 
 def _structs(formats: dict[WeightFormat, str]) -> list[str]:

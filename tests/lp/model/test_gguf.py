@@ -99,6 +99,14 @@ def test_a_folder_is_made_once(
     assert bool(list(Path(folder).glob("*.safetensors"))) is (make is gguf.unpacked_folder)
 
 
+def test_the_header_is_given_before_a_folder_is_made(file: Path):
+    given = []
+    for _ in range(2):
+        gguf.checkpoint_folder(str(file), given.append)
+    (header,) = given
+    assert header.architecture == "llama" and header.tensors
+
+
 def test_a_file_that_was_moved_is_read_where_it_is(file: Path):
     folder = gguf.checkpoint_folder(str(file))
     (other := file.parent / "other").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,10 +56,17 @@ def test_without_a_compiler_python_gives_the_same(
     assert done.stats.steps < 40, "there were drafts"
 
 
-def test_it_is_there_once_the_body_has_run(nothing_kept: Path) -> None:
-    with library.made_meanwhile():
-        pass
-    assert library._load.cache_info().currsize == 1
+def test_it_is_compiled_in_the_background(nothing_kept: Path) -> None:
+    library.begin()
+    assert library._load.cache_info().currsize == 0
+    end = time.monotonic() + 60
+    while not (compiled := [*nothing_kept.glob("**/sha256")]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    found = compiled[0].with_name("host.so")
+    when = found.stat().st_mtime_ns
+    assert library.library() is not None
+    assert found.stat().st_mtime_ns == when, "it is not compiled again"
 
 
 def test_a_compiler_that_fails_is_no_error(
