@@ -62,7 +62,7 @@ from lp.model.fast_forward import SequenceRows
 from lp.model.gguf import unpacked_folder
 from lp.model.quantization.quantize import Weights
 from lp.model.second_model import DRAFT, SecondModel, SecondModelExtension
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 from lp.request import DecodingMethod
 from lp.runner.single_device import SingleDevice
 from lp.runner.step_times.calibrate import resolve_step_times

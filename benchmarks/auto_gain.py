@@ -26,7 +26,7 @@ from lp import Auto, Autoregressive, Engine
 from lp.model.checkpoint import DTYPES
 from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 from lp.request import DecodingMethod
 
 AUTO, AGAIN = "auto", "autoregressive again"

@@ -37,7 +37,7 @@ from lp.engine.builder import EngineSettings
 from lp.model.checkpoint import ModelSettings
 from lp.model.gguf import unpacked_folder
 from lp.model.quantization.quantize import Weights
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 from lp.request import DecodingMethod
 from lp.trace import LETTERS
 from parallel.mesh import Mode, ParallelSettings

@@ -43,7 +43,7 @@ from lp.model.checkpoint import DTYPES
 from lp.model.checkpoint_info import CheckpointInfo, read_checkpoint_info
 from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 
 TRANSFORMERS = "transformers"
 FAMILIES = (TRANSFORMERS, LLAMA_CPP, OWN)

@@ -32,7 +32,7 @@ from benchmarks.shared.report import bullets, publish
 from launch.config import resources
 from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 
 # The parts that run other processes, in their order, and the titles of their sections.
 OTHERS: dict[ModuleType, str] = {

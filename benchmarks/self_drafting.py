@@ -31,7 +31,7 @@ from lp import Auto, Autoregressive, DraftModel, Engine, SecondModel, Stopping
 from lp.model.extensions import Extension
 from lp.model.gguf import unpacked_folder
 from lp.model.quantization.quantize import Weights
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 from lp.request import DecodingMethod
 from lp.trace import StepTrace
 

@@ -38,7 +38,7 @@ from lp.model.checkpoint import DTYPES, pick_device
 from lp.model.compilation import CompileMode
 from lp.model.gguf import unpacked_folder
 from lp.platform.disk_cache import digest
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 
 
 def main() -> None:

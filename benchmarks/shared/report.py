@@ -16,7 +16,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from benchmarks.shared.options import command_line
-from lp.platform.hardware import num_cores, processor_name
+from lp.platform.processor import num_cores, processor_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

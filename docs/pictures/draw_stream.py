@@ -55,7 +55,7 @@ def record() -> dict[str, Any]:
     from launch.config import resources
     from lp import Auto, Autoregressive, Engine
     from lp.model.gguf import checkpoint_folder
-    from lp.platform.hardware import processor_name
+    from lp.platform.processor import processor_name
     from lp.request import DecodingMethod
 
     folder = checkpoint_folder(resources.resolve(resources.SMOLLM2))

@@ -20,7 +20,7 @@ from launch import USUAL_THRESHOLDS
 from launch.config import configuration
 from launch.config.configuration import UsageError
 from launch.config.memory import keep_memory
-from lp.platform.hardware import num_cores
+from lp.platform.processor import num_cores
 from parallel.errors import RankLost, StateDiverged
 from parallel.mesh import Mesh, ParallelSettings, read_rank
 

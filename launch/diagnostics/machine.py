@@ -11,7 +11,8 @@ import torch
 
 from launch.diagnostics.findings import Finding
 from launch.sweep.ranks import usable_cores
-from lp.platform.hardware import forced_tf32, num_cores, processor_name, why_no_gpu
+from lp.platform.hardware import forced_tf32, why_no_gpu
+from lp.platform.processor import num_cores, processor_name
 
 SECTION, MEMORY_SPEED = "machine", "memory speed"
 # What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.

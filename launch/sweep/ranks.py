@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launch.sweep.points import check_ranks
 from launch.sweep.rank import Handover, JobSpec
 from launch.sweep.records import Point, RankFigures, Run, TextRecord
-from lp.platform.hardware import processor_name
+from lp.platform.processor import processor_name
 
 # Signals for which torch's launcher installs handlers that it does not remove.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -28,7 +28,7 @@ from threading import Lock, Thread, main_thread
 from typing import Any
 
 from lp.platform.disk_cache import checksum, locked, trim, use, why
-from lp.platform.hardware import num_cores
+from lp.platform.processor import num_cores, processor_features
 
 log = logging.getLogger("lookahead")
 
@@ -197,16 +197,6 @@ def _compile(source: Source, kept: Path) -> None:
         (Path(temporary) / "sha256").write_text(checksum(library))
         os.replace(temporary, kept)
         Path(temporary).mkdir()  # for its own removal
-
-
-@cache
-def processor_features() -> str:
-    """What the processor can do, as far as the system says: names of instructions, with spaces between."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def missing_triton() -> str:

@@ -1,9 +1,8 @@
-"""Names this machine's processor, devices and number formats. Copies values to a device and back."""
+"""Names this machine's devices and number formats. Copies values to a device and back."""
 
 from __future__ import annotations
 
 import os
-import platform
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-def processor_name() -> str:
-    """The processor's model if the system tells it, else its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def num_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from lp.platform.processor import processor_name
 
 
 def device_name(device: torch.device) -> str:

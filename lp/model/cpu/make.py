@@ -23,7 +23,7 @@ from lp.model.program.screen import screen_output
 from lp.model.program.steps import Program, table_key
 from lp.model.program.translate import FEW_ROWS, MORE_ROWS, cache_shapes, translate
 from lp.model.quantization.parameter import QuantizedParameter
-from lp.platform.build import processor_features
+from lp.platform.processor import processor_features
 
 # The instructions without which kernels/screened.h saves nothing, as Linux names them (docs/log/kernels.md).
 SCREENING = "avx2"

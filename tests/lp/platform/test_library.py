@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +126,10 @@ def test_ranks_do_without_it_unless_all_have_it(
     assert library.library() is not None and not caplog.records
     library.require_on_all(lambda number: min(number, 0))
     assert library.library() is None and "not every rank has a C++ compiler" in caplog.text
+
+
+def test_a_command_begins_it_before_pytorch_is_imported(nothing_kept: Path) -> None:
+    code = "import launch, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n" and done.stderr == ""
+    assert [*nothing_kept.glob("**/host.so")]

@@ -21,7 +21,7 @@ from lp.model.program.screen import screen_output
 from lp.model.program.translate import MORE_ROWS, translate
 from lp.model.quantization.quantize import Weights
 from lp.model.quantization.split import SplitWeight
-from lp.platform.build import processor_features
+from lp.platform.processor import processor_features
 from lp.tree import chain
 from tests.lp.model.cpu.test_packed_forward import threads
 from tests.models import save_checkpoint
