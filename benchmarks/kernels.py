@@ -19,9 +19,9 @@ from benchmarks.shared.compiled_kernels import (
     ARCHITECTURES,
     DTYPES,
     MOST_SPILLED,
-    MOST_SPILLED_BY_ATTENTION,
     SHARED_MEMORY,
     Resources,
+    most_spilled_by_attention,
     variants,
 )
 from benchmarks.shared.options import add_output, make_parser, parse
@@ -58,7 +58,7 @@ def main() -> None:
         f"Triton {triton.__version__}, torch {torch.__version__}",
         "Registers of a thread / bytes of them that are spilled to memory / shared memory of a program in KB.",
         f"Limits of shared memory: {limits}. At most {MOST_SPILLED} bytes may be spilled, "
-        f"{MOST_SPILLED_BY_ATTENTION} by attention.",
+        f"{most_spilled_by_attention()} by attention.",
         *(f"BEYOND A LIMIT: {fault}" for fault in faults),
     ]
     body = "\n\n".join([bullets(notes), *sections])

@@ -45,8 +45,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Bytes of a thread's registers that may be kept in memory.
 MOST_SPILLED = 64
-# The same for attention, whose blocks of many keys were the fastest of what was measured although they spill.
-MOST_SPILLED_BY_ATTENTION = 320
+# The same for attention, whose blocks of many keys were the fastest of what was measured although they spill: in the
+# version of Triton with which they were measured, and in others.
+MEASURED_WITH, MOST_SPILLED_BY_ATTENTION = "3.6.", (336, 320)
 # Registers that a thread may have: all that there are, or as many as leave room for several programs.
 ALL_REGISTERS, FEW_REGISTERS = 255, 128
 # Numbers of a key and of a value.
@@ -93,6 +94,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 8,
     },
 }  # fmt: skip
+
+
+def most_spilled_by_attention() -> int:
+    """Bytes of a thread's registers that attention may keep in memory, compiled by the Triton that is installed."""
+    import triton
+
+    measured, other = MOST_SPILLED_BY_ATTENTION
+    return measured if triton.__version__.startswith(MEASURED_WITH) else other
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ def _attention_of(
         }  # fmt: skip
         yield Variant(
             f"attention, {name}, {rows} rows{' after a long prefix' if is_long else ''}", attention_kernels.attend,
-            types, own, tile.warps, tile.stages, ALL_REGISTERS, MOST_SPILLED_BY_ATTENTION,
+            types, own, tile.warps, tile.stages, ALL_REGISTERS, most_spilled_by_attention(),
         )  # fmt: skip
         if rows == ATTENTION_ROWS[0]:
             keys, warps = block_of_keys(LEAST_ROWS, width, dtype.itemsize), num_warps(LEAST_ROWS, width)

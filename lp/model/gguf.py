@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from packaging.version import parse
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -327,14 +328,17 @@ def _parsing_once() -> Iterator[None]:
     """Lets transformers read a file briefly, and keeps what the package gguf makes of it, while the body runs.
 
     transformers parses the file for the configuration, the tokenizer and the weights each, seconds of work for a
-    vocabulary that it does not use, and makes the same map of tensor names for each module of the model.
+    vocabulary that it does not use but before version 5.18, and makes the same map of tensor names for each module of
+    the model.
     """
     import gguf
 
     from lp.model.gguf_header import BriefReader
 
     made = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = cache(BriefReader), cache(gguf.get_tensor_name_map)
+    is_brief = parse(transformers.__version__) >= parse("5.18")
+    reader = BriefReader if is_brief else gguf.GGUFReader
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(reader), cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:
@@ -361,7 +365,7 @@ def _reading(what: str, file: Path) -> Iterator[None]:
     except Exception as error:
         raise CheckpointError(
             f"the {what} of {str(file)!r} cannot be read by transformers {transformers.__version__}: "
-            f"{one_line(error)}; use the original checkpoint with safetensors"
+            f"{one_line(error)}; use the original checkpoint with safetensors, or a newer transformers"
         ) from error
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+import transformers
+from packaging.version import parse
 
 from benchmarks.families import __main__ as families
 from benchmarks.families.check import FamilyResult
@@ -22,9 +25,16 @@ SHARE = 9
 
 
 def test_the_page_lists_every_family() -> None:
-    """If this fails, run `python -m benchmarks.families` with the names that are missing."""
+    """If this fails, run `python -m benchmarks.families` with the names that are missing. An older transformers lacks
+    some of them.
+    """
     results = read_results(PAGE)
-    assert sorted(results) == FAMILIES
+    made_with = re.search(r"Made with transformers (\S+) ", PAGE.read_text(encoding="utf-8"))
+    assert made_with
+    if parse(transformers.__version__) < parse(made_with[1]):
+        assert set(FAMILIES) < set(results)
+    else:
+        assert sorted(results) == FAMILIES
     assert {result.decoding for result in results.values()} <= set(KINDS)
 
 

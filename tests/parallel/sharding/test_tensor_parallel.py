@@ -257,7 +257,8 @@ def test_the_language_model_is_split_that_a_model_of_images_has(tmp_path: Path) 
     model = empty_model(AutoConfig.from_pretrained(save_family("gemma3", tmp_path)), torch.float32)
     styles = plan(model)
     split = {name.rpartition(".layers.")[0] for name in styles if ".layers." in name}
-    assert split == {"model.language_model"} and "lm_head" in styles
+    assert split == {"model.language_model"}
+    assert ("lm_head" in styles) is ("lm_head" in (type(model)._tp_plan or {}))  # transformers 5.17 does not split it
 
 
 def test_a_rank_holds_the_sinks_of_its_heads_and_its_part_of_experts(tmp_path: Path) -> None:
