@@ -5,12 +5,7 @@ No other package knows Hydra, HTTP, Ray or terminals.
 
 import gc
 
-from lp.platform import library
-
 # What a command imports is a million objects that stay until it ends. Looking through them for garbage again and again
 # takes a tenth of the time of importing, so Python looks less often until launch.config.process.freeze_heap.
 USUAL_THRESHOLDS = gc.get_threshold()
 gc.set_threshold(200_000, *USUAL_THRESHOLDS[1:])
-
-# PyTorch takes seconds to import and one core. If the library is missing, another core compiles it meanwhile.
-library.begin()

@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
+import launch.config.early  # noqa: F401  before the imports that take seconds
 from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.data.output import Color, Display, JSONOutput, Printer, TextOutput, TraceFile

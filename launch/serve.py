@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import launch.config.early  # noqa: F401  before the imports that take seconds
 from launch.backend import EngineBackend
 from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running

@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from launch.config import process
 from lp import Engine
+from lp.platform import build
 from lp.platform.disk_cache import VARIABLE
 from tests.models import load_reference, save_checkpoint
 
@@ -82,6 +84,15 @@ def _set_up_hypothesis(folder: Path) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiles() -> Iterator[None]:
+    """Waits for what a test has begun to compile, as the next test may have another compiler."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == build.THREAD:
+            thread.join()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -40,7 +40,7 @@ from transformers import (
 
 from lp.model.errors import CheckpointError, one_line
 from lp.model.exactness import check_config
-from lp.platform import disk_cache, library
+from lp.platform import disk_cache, host
 from lp.platform.disk_cache import open_entry, trim
 
 if TYPE_CHECKING:  # it needs the package gguf
@@ -185,7 +185,7 @@ def _make(file: Path, folder: Path, with_weights: bool, begin: Callable[[GgufHea
         for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
-        library.begin()
+        host.begin()
         if begin is not None:
             begin(header)
         _convert(file, partial, header, with_weights)

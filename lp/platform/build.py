@@ -36,6 +36,8 @@ COMPILERS = ("g++", "c++", "clang++")
 # The nice value of compilers in the background, which leave their core to any other thread that could run.
 LOWER_PRIORITY = 10
 
+# The name of a thread that compiles in the background.
+THREAD = "compile"
 # The libraries that are compiled in the background, by their folders, and the lock of what compiles one of them.
 _begun: dict[Path, Future[None]] = {}
 _background = Lock()
@@ -91,7 +93,7 @@ def begin(sources: Sequence[Source], folder: Path) -> None:
             missing[place] = source
             _begun[place] = Future()
     if missing:
-        Thread(target=_build_begun, args=(missing,), name="compile").start()
+        Thread(target=_build_begun, args=(missing,), name=THREAD).start()
 
 
 def _build_begun(sources: dict[Path, Source]) -> None:

@@ -9,27 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from lp.platform import disk_cache
-from lp.platform.build import CannotBuild, NoCompiler, Source, build
-from lp.platform.build import begin as begin_build
+from lp.platform import disk_cache, host
+from lp.platform.build import CannotBuild, NoCompiler, build
 from lp.platform.build import load as load_library
 
 log = logging.getLogger("lookahead")
-
-SOURCE = Path(__file__).parent / "csrc"
-# No fused multiply-add, which Python does not have either: trees depend on the last bit of a probability.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
-         f"-DOBJECT_SIZE={object.__basicsize__}",
-         *(("-Wl,-undefined,dynamic_lookup",) if sys.platform == "darwin" else ()))  # fmt: skip
 
 
 class Library(SimpleNamespace):
@@ -42,12 +33,6 @@ _is_off = False
 def library() -> Library | None:
     """The library, which the first call compiles or finds on disk; None where it cannot be had."""
     return None if _is_off else _load()
-
-
-def begin() -> None:
-    """Starts to compile the library, if it is missing, while the caller goes on."""
-    with suppress(OSError, RuntimeError):  # `library` warns of a folder that cannot be made
-        begin_build([_source()], disk_cache.make_folder("compiled"))
 
 
 def require_on_all(least: Callable[[int], int]) -> None:
@@ -78,11 +63,11 @@ _SLOWER = "drafts are made by Python code, which is slower and has fewer sources
 
 @cache
 def _load() -> Library | None:
-    folder = disk_cache.folder("compiled")
+    folder = disk_cache.folder(host.KIND)
     if folder is None:
         return None
     try:
-        (built,) = build([_source()], folder, "once for this machine")
+        (built,) = build([host.source()], folder, "once for this machine")
         found = load_library(built, ctypes.PyDLL)
     except NoCompiler as error:  # one line, for all that is not compiled
         log.warning("%s, and no forward is compiled: %s", _SLOWER, error)
@@ -97,10 +82,6 @@ def _load() -> Library | None:
         log.warning("%s: this Python or numpy lays out arrays differently", _SLOWER)
         return None
     return functions
-
-
-def _source() -> Source:
-    return Source("host", "host", (SOURCE / "host.cpp").read_text(encoding="utf-8"), SOURCE, FLAGS)
 
 
 # numpy's arrays begin like this (PyArrayObject in its C interface): what every object has, then their data's address.

@@ -15,7 +15,7 @@ from lp import Auto, Engine, Sampling
 from lp.drafting.drafter import NativeDrafter
 from lp.drafting.history import DraftHistory
 from lp.drafting.simple import SimpleDrafter
-from lp.platform import build, library
+from lp.platform import build, host, library
 from lp.platform.disk_cache import VARIABLE
 from lp.platform.library import python_alone
 
@@ -59,7 +59,7 @@ def test_without_a_compiler_python_gives_the_same(
 
 
 def test_it_is_compiled_in_the_background(nothing_kept: Path) -> None:
-    library.begin()
+    host.begin()
     assert library._load.cache_info().currsize == 0
     end = time.monotonic() + 60
     while not (compiled := [*nothing_kept.glob("**/sha256")]):
@@ -128,8 +128,8 @@ def test_ranks_do_without_it_unless_all_have_it(
     assert library.library() is None and "not every rank has a C++ compiler" in caplog.text
 
 
-def test_a_command_begins_it_before_pytorch_is_imported(nothing_kept: Path) -> None:
-    code = "import launch, sys; print('torch' in sys.modules)"
+def test_a_program_begins_it_before_pytorch_is_imported(nothing_kept: Path) -> None:
+    code = "import launch.config.early, sys; print('torch' in sys.modules or 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n" and done.stderr == ""
     assert [*nothing_kept.glob("**/host.so")]
