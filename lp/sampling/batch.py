@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from lp.grammar.state import Masks, apply_masks
 from lp.platform.hardware import Download, upload
-from lp.sampling.choosers import can_fuse
+from lp.sampling.choosers import FullVocabulary, can_fuse
 from lp.sampling.contrast import Contrast, as_wide
 from lp.sampling.contrast import apply as apply_contrast
 from lp.sampling.penalties import Touched, change
@@ -69,6 +70,11 @@ class Asked(NamedTuple):
         return self.touch is not None or self.mask is not None or self.contrast is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether tokens are chosen by the logits as they are, all by one chooser, and nothing else is asked."""
+        return not (self.changes or self.may_wait) and self.num_likeliest is None
+
+    @property
     def is_judged(self) -> bool:
         return self.second is not None and self.contrast is None
 
@@ -95,7 +101,6 @@ def _groups(asked: Sequence[Asked]) -> list[list[int]]:
     return list(groups.values())
 
 
-@torch.inference_mode()
 def launch_all(
     asked: Sequence[Asked],
     logits_LV: Tensor,
@@ -112,7 +117,40 @@ def launch_all(
     """
     if not asked:
         return list
-    rows = _behind(asked) if rows is None else rows
+    if (found := _find_all(asked, logits_LV, rows)) is not None:
+        return lambda: found
+    return _launch_all(asked, logits_LV, _behind(asked) if rows is None else rows, replay, is_lasting)
+
+
+def _find_all(asked: Sequence[Asked], logits_LV: Tensor, rows: Sequence[slice] | None) -> list[Answers] | None:
+    """The answers to all that is asked, at once, where the library can find them: on a CPU, where tokens are chosen by
+    one chooser and nothing else is asked. None elsewhere.
+
+    Tensors for a few numbers took half of the time between two forwards (docs/log/kernels.md).
+    """
+    choosers = asked[0].choosers
+    if type(chooser := choosers[0]) is not FullVocabulary:
+        return None
+    for one in asked:
+        if one.choosers != choosers or not one.is_plain:
+            return None
+    scores_RV = logits_LV if rows is None else _Kept(logits_LV, 0).rows(rows)
+    tokens = chooser.find(_rows(asked, scores_RV))
+    if tokens is None:
+        return None
+    if len(asked) == 1:
+        return [_answer(asked[0], tokens)]
+    return [_answer(one, tokens[own]) for one, own in zip(asked, _behind(asked), strict=True)]
+
+
+@torch.inference_mode()
+def _launch_all(
+    asked: Sequence[Asked],
+    logits_LV: Tensor,
+    rows: Sequence[slice],
+    replay: Replay | None,
+    is_lasting: bool,
+) -> Callable[[], list[Answers]]:
     touched = [(own.start, one.touch()) for own, one in zip(rows, asked, strict=True) if one.touch]
     reported = [number for number, one in enumerate(asked) if one.num_likeliest is not None]
     are_changed = any(asked[number].changes or (asked[number].may_wait and not is_lasting) for number in reported)
@@ -137,7 +175,7 @@ def launch_all(
 
 
 def _behind(asked: Sequence[Asked]) -> list[slice]:
-    ends = np.cumsum([len(one.choices) for one in asked]).tolist()
+    ends = accumulate(len(one.choices) for one in asked)
     return [slice(end - len(one.choices), end) for end, one in zip(ends, asked, strict=True)]
 
 
@@ -253,8 +291,7 @@ def _answers(
         begin, end = end, end + group.packed.numel()
         tokens, is_late = _choose(group, asked[group.numbers[0]], downloaded[begin:end].reshape(group.packed.shape))
         for number, own in zip(group.numbers, group.rows, strict=True):
-            num_candidates, mine = asked[number].num_candidates, tokens[own]
-            found[number] = Answers(mine[:, 0], _widen(mine, num_candidates) if num_candidates else None)
+            found[number] = _answer(asked[number], tokens[own])
             late[number] = is_late[own]
     for number, allowed in masked.items():
         allowed.fix(found[number])
@@ -286,6 +323,10 @@ def _choose(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray, 
                 break
             rows, left = rows.take(again), left[again]
     return tokens, is_late
+
+
+def _answer(one: Asked, tokens_RK: np.ndarray) -> Answers:
+    return Answers(tokens_RK[:, 0], _widen(tokens_RK, one.num_candidates) if one.num_candidates else None)
 
 
 def _widen(tokens_RK: np.ndarray, num_candidates: int) -> np.ndarray:

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lp.platform import build as kernels
 from lp.platform.hardware import upload
-from lp.sampling.drawn import best_drawn, best_of, noisy
+from lp.sampling.drawn import best_of, best_of_exact, find_drawn, noisy
 from lp.sampling.noise import gumbel_of
 from lp.sampling.rows import Chooser, OnDevice, Rows
 from lp.sampling.settings import Sampling
-from lp.sampling.top_k import top_tokens
+from lp.sampling.top_k import find_best, library_for, top_tokens
 from lp.tree import NOT_A_TOKEN
 
 # The best tokens of a row among which a GPU's kernels look: N.
@@ -77,13 +78,23 @@ class FullVocabulary(Chooser):
 
     def __call__(self, rows: Rows) -> Tensor:
         """See Chooser."""
-        if self.is_greedy:
+        if (found := self.find(rows)) is not None:
+            tokens_RK = torch.from_numpy(found)
+        elif self.is_greedy:
             tokens_RK = best_of(rows.scores, self.num_tokens)
         elif self.is_truncated:
             tokens_RK = torch.cat([best_of(noisy(warp(part), part), self.num_tokens) for part in rows.parts()])
         else:
-            tokens_RK = best_drawn(rows, self.num_tokens)
+            tokens_RK = best_of_exact(rows, self.num_tokens)
         return torch.cat([tokens_RK.new_ones(len(tokens_RK), 1), tokens_RK], dim=1)
+
+    def find(self, rows: Rows) -> np.ndarray | None:
+        """int32 [R, K] the tokens of all rows, found by the library; None where it cannot find them."""
+        if self.is_truncated or (native := library_for(rows.scores)) is None:
+            return None
+        if self.is_greedy:
+            return find_best(native, rows.scores, self.num_tokens)
+        return find_drawn(native, rows, self.num_tokens).astype(np.int32)
 
 
 def warp(rows: Rows) -> Tensor:

@@ -15,27 +15,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lp.platform.library import library
+from lp.platform.library import Library, address, library
 from lp.sampling.noise import noise_of_rows
 from lp.sampling.rows import Rows
-from lp.sampling.top_k import best_tokens, library_for
+from lp.sampling.top_k import best_tokens
 from lp.tree import NOT_A_TOKEN
 
 
-def best_drawn(rows: Rows, num_tokens: int) -> Tensor:
-    """[R, K] the K = num_tokens best tokens of rows whose only warper is a temperature; NOT_A_TOKEN for a NaN."""
+def find_drawn(native: Library, rows: Rows, num_tokens: int) -> np.ndarray:
+    """int64 [R, K] the K = num_tokens best tokens of rows whose only warper is a temperature; NOT_A_TOKEN for a NaN.
+
+    rows: with scores that the library can read (see `library_for`).
+    """
     scores_RV = rows.scores
-    if (native := library_for(scores_RV)) is None:
-        return _best_of_exact(rows, num_tokens)
-    tokens_RK = torch.empty(len(scores_RV), num_tokens, dtype=torch.int64)
-    are_sure_R = torch.empty(len(scores_RV), dtype=torch.bool)
+    tokens_RK = np.empty((len(scores_RV), num_tokens), np.int64)
+    are_sure_R = np.empty(len(scores_RV), bool)
     native.drawn_find(
         _finder(scores_RV.shape[1]), scores_RV.data_ptr(), *scores_RV.shape, rows.choices, num_tokens,
-        tokens_RK.data_ptr(), are_sure_R.data_ptr(),
+        address(tokens_RK), address(are_sure_R),
     )  # fmt: skip
     if not are_sure_R.all():
-        left = np.flatnonzero(~are_sure_R.numpy())
-        tokens_RK[torch.from_numpy(left)] = _best_of_exact(rows.take(left), num_tokens)
+        left = np.flatnonzero(~are_sure_R)
+        tokens_RK[left] = best_of_exact(rows.take(left), num_tokens)
     return tokens_RK
 
 
@@ -47,8 +48,9 @@ def _finder(vocab_size: int) -> int:
     return native.drawn_new(vocab_size)
 
 
-def _best_of_exact(rows: Rows, num_tokens: int) -> Tensor:
-    """`best_drawn` by exact noise of the whole vocabulary."""
+@torch.inference_mode()
+def best_of_exact(rows: Rows, num_tokens: int) -> Tensor:
+    """[R, K] the same for any scores, by exact noise of the whole vocabulary."""
     return torch.cat(
         [best_of(noisy(one.scores / one.on_device().temperature, one), num_tokens) for one in rows.parts()]
     )

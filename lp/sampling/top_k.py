@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,16 @@ def best_tokens(scores_RV: Tensor, num_tokens: int = 1) -> Best:
         best = torch.cat([best, top.gather(1, best_last)[:, : num_tokens - 1]], dim=1)
     values = scores_RV.gather(1, best)
     return Best(best, values, ~values[:, 0].isnan())
+
+
+def find_best(native: Library, scores_RV: Tensor, num_tokens: int) -> np.ndarray:
+    """int32 [R, K] the K = num_tokens best tokens of each row, NOT_A_TOKEN for rows that hold a NaN.
+
+    scores_RV: see `library_for`.
+    """
+    found = np.empty((len(scores_RV), num_tokens), np.int32)
+    native.scores_best_tokens(scores_RV.data_ptr(), *scores_RV.shape, num_tokens, found)
+    return found
 
 
 def top_tokens(scores_RV: Tensor, num_tokens: int) -> TopTokens:

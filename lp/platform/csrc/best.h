@@ -6,6 +6,7 @@
 
 // Scores of a block are compared at once; the block is searched if one of them is better than those so far.
 constexpr int64_t BLOCK = 128, WIDTH = 16;
+constexpr int32_t NOT_A_TOKEN = -1;
 typedef float Scores __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 typedef int32_t Flags __attribute__((vector_size(WIDTH * 4), aligned(4)));
 

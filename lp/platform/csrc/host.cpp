@@ -67,6 +67,18 @@ void scores_best(const float* scores, int64_t num_rows, int64_t vocab_size, int6
                                      {num_best, tokens + row * num_best, values + row * num_best});
 }
 
+// The same without values, into an array of int32: [num_rows][num_best]. A row with a NaN gets NOT_A_TOKEN.
+void scores_best_tokens(const float* scores, int64_t num_rows, int64_t vocab_size, int64_t num_best, PyObject* tokens) {
+    int32_t* out = data_of<int32_t>(tokens);
+    std::vector<int64_t> found(num_best);
+    std::vector<float> values(num_best);
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const bool are_numbers =
+            find_best(scores + row * vocab_size, vocab_size, {num_best, found.data(), values.data()});
+        for (int64_t place = 0; place < num_best; ++place) *out++ = are_numbers ? int32_t(found[place]) : NOT_A_TOKEN;
+    }
+}
+
 void* drawn_new(int64_t vocab_size) { return new DrawnFinder(vocab_size); }
 
 // choices: an array, of the rows. tokens: [num_rows][num_best]. are_sure: of each row, see DrawnFinder.
@@ -279,6 +291,7 @@ PyMethodDef functions[] = {
     callable<tree_split>("tree_split"),
     callable<tree_follow_part>("tree_follow_part"),
     callable<scores_best>("scores_best"),
+    callable<scores_best_tokens>("scores_best_tokens"),
     callable<drawn_new>("drawn_new"),
     callable<drawn_find>("drawn_find"),
     callable<budget_share_out>("budget_share_out"),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lp.platform.library import library, python_alone
-from lp.sampling.drawn import best_drawn
+from lp.platform.library import library
+from lp.sampling.drawn import best_of_exact, find_drawn
 from lp.sampling.noise import row_keys
 from lp.sampling.rows import LAYOUT, Rows, layout_of
 from lp.sampling.settings import Sampling
@@ -30,10 +30,10 @@ def rows_of(scores: torch.Tensor, temperature: float = 1.0, drawn: bool | np.nda
 
 def check(rows: Rows, num_tokens: int) -> torch.Tensor:
     """Asserts that the library finds what Python finds. Returns it."""
-    assert library() is not None
-    found = best_drawn(rows, num_tokens)
-    with python_alone():
-        assert torch.equal(found, best_drawn(rows, num_tokens))
+    native = library()
+    assert native is not None
+    found = torch.from_numpy(find_drawn(native, rows, num_tokens))
+    assert torch.equal(found, best_of_exact(rows, num_tokens))
     return found
 
 
