@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lp.grammar.state import Masks, apply_masks
 from lp.platform.hardware import Download, upload
-from lp.sampling.choosers import FullVocabulary, can_fuse
+from lp.sampling.choosers import can_fuse
 from lp.sampling.contrast import Contrast, as_wide
 from lp.sampling.contrast import apply as apply_contrast
 from lp.sampling.penalties import Touched, change
@@ -71,8 +71,8 @@ class Asked(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are chosen by the logits as they are, all by one chooser, and nothing else is asked."""
-        return not (self.changes or self.may_wait) and self.num_likeliest is None
+        """Whether tokens are chosen by the logits as they are, and nothing else is asked."""
+        return not self.changes and self.num_likeliest is None
 
     @property
     def is_judged(self) -> bool:
@@ -123,19 +123,17 @@ def launch_all(
 
 
 def _find_all(asked: Sequence[Asked], logits_LV: Tensor, rows: Sequence[slice] | None) -> list[Answers] | None:
-    """The answers to all that is asked, at once, where the library can find them: on a CPU, where tokens are chosen by
-    one chooser and nothing else is asked. None elsewhere.
+    """The answers to all that is asked, at once, where the library can find them: on a CPU, where the same chooser
+    gives all tokens and nothing else is asked. None elsewhere.
 
     Tensors for a few numbers took half of the time between two forwards (docs/log/kernels.md).
     """
     choosers = asked[0].choosers
-    if type(chooser := choosers[0]) is not FullVocabulary:
-        return None
     for one in asked:
         if one.choosers != choosers or not one.is_plain:
             return None
     scores_RV = logits_LV if rows is None else _Kept(logits_LV, 0).rows(rows)
-    tokens = chooser.find(_rows(asked, scores_RV))
+    tokens = choosers[0].find(_rows(asked, scores_RV))
     if tokens is None:
         return None
     if len(asked) == 1:

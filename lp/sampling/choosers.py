@@ -89,7 +89,7 @@ class FullVocabulary(Chooser):
         return torch.cat([tokens_RK.new_ones(len(tokens_RK), 1), tokens_RK], dim=1)
 
     def find(self, rows: Rows) -> np.ndarray | None:
-        """int32 [R, K] the tokens of all rows, found by the library; None where it cannot find them."""
+        """See Chooser."""
         if self.is_truncated or (native := library_for(rows.scores)) is None:
             return None
         if self.is_greedy:
@@ -163,7 +163,34 @@ class Shortlist(Chooser):
     num_tokens: int
     is_of_all: bool
 
+    def find(self, rows: Rows) -> np.ndarray | None:
+        """See Chooser."""
+        tokens_RK, are_sure_R = self.found(rows)
+        return tokens_RK if are_sure_R.all() else None
+
+    def found(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """int32 [R, K] what the library finds, and bool [R], which rows are settled by that."""
+        num_rows = len(rows.scores)
+        tokens_RK, are_sure_R = np.zeros((num_rows, self.num_tokens), np.int32), np.zeros(num_rows, bool)
+        if self.num_best == NUM_BEST and (native := library_for(rows.scores)) is not None:
+            native.truncated_find(
+                rows.scores.data_ptr(), *rows.scores.shape, rows.choices, NUM_BEST, self.num_tokens, tokens_RK,
+                are_sure_R,
+            )  # fmt: skip
+        return tokens_RK, are_sure_R
+
     def __call__(self, rows: Rows) -> Tensor:
+        """See Chooser."""
+        tokens_RK, are_sure_R = self.found(rows)
+        left = np.flatnonzero(~are_sure_R)
+        if len(left) == len(are_sure_R):
+            return self._chosen(rows)
+        packed = torch.from_numpy(np.concatenate([are_sure_R[:, None], tokens_RK], axis=1, dtype=np.int64))
+        if len(left):
+            packed[torch.from_numpy(left)] = self._chosen(rows.take(left))
+        return packed
+
+    def _chosen(self, rows: Rows) -> Tensor:
         """See Chooser."""
         how = rows.on_device()
         tokens_RN, scores_RN, beyond = top_tokens(rows.scores, self.num_best)

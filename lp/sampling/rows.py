@@ -113,6 +113,10 @@ class Chooser(ABC):
     def graph_kind(self) -> str | None:
         return None
 
+    def find(self, rows: Rows) -> np.ndarray | None:
+        """int32 [R, K] the tokens of all rows, found by the library; None where it cannot find all of them."""
+        return None
+
     @abstractmethod
     def __call__(self, rows: Rows) -> Tensor:
         """Integers [R, 1 + K], or more columns: 0 if the row's first token may be wrong, then its tokens, best first.

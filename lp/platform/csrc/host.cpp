@@ -14,6 +14,7 @@
 #include "rows.h"
 #include "step.h"
 #include "tree.h"
+#include "truncated.h"
 
 namespace {
 
@@ -88,6 +89,15 @@ void drawn_find(void* finder, const float* scores, int64_t num_rows, int64_t voc
     for (int64_t row = 0; row < num_rows; ++row)
         are_sure[row] = static_cast<DrawnFinder*>(finder)->find(scores + row * vocab_size, how[row], num_best,
                                                                 tokens + row * num_best);
+}
+
+// The same of rows with top-k, top-p or min-p, into arrays. are_sure: of each row, see find_truncated.
+void truncated_find(const float* scores, int64_t num_rows, int64_t vocab_size, PyObject* choices, int64_t num_best,
+                    int64_t num_tokens, PyObject* tokens, PyObject* are_sure) {
+    const Choice* how = data_of<Choice>(choices);
+    for (int64_t row = 0; row < num_rows; ++row)
+        data_of<bool>(are_sure)[row] = find_truncated(scores + row * vocab_size, vocab_size, how[row], num_best,
+                                                      num_tokens, data_of<int32_t>(tokens) + row * num_tokens);
 }
 
 // Of a step's budget.
@@ -294,6 +304,7 @@ PyMethodDef functions[] = {
     callable<scores_best_tokens>("scores_best_tokens"),
     callable<drawn_new>("drawn_new"),
     callable<drawn_find>("drawn_find"),
+    callable<truncated_find>("truncated_find"),
     callable<budget_share_out>("budget_share_out"),
     callable<step_draw>("step_draw"),
     callable<step_fill>("step_fill"),
