@@ -11,8 +11,9 @@
 #include "best.h"
 #include "noise.h"
 
-// By how much sums of shares, a share of min-p, and two sums of score and noise must differ for the order to be certain.
-constexpr double UNSURE_SHARE = 2e-5, UNSURE_RATIO = 1e-5;
+// By how much sums of shares, a share of min-p, and two sums of score and noise must differ for the order to be sure.
+// Shares are of scores over the temperature, which others round: the higher they are, the more shares may be off.
+constexpr double UNSURE_SHARE = 2e-5, UNSURE_RATIO = 1e-5, UNSURE_BY_SCORE = 2.5e-7;
 constexpr float UNSURE_SUM = 1e-5f;
 // Subtracted from the scores of dropped tokens, which come behind all others.
 constexpr float FAR = 1e4f;
@@ -23,11 +24,11 @@ inline Scores nearly_exp(Scores values) {
     values = values > least ? values : least;
     const Scores scaled = values * 1.44269504f;
     const Flags whole = __builtin_convertvector(scaled - 0.5f, Flags);  // rounds towards zero, and none is positive
-    const Scores part = (values - __builtin_convertvector(whole, Scores) * 0.693359375f) +
-                        __builtin_convertvector(whole, Scores) * 2.12194440e-4f;
+    const Scores times = __builtin_convertvector(whole, Scores);
+    const Scores part = (values - times * 0.693359375f) + times * 2.12194440e-4f;  // their difference is log(2)
     const Scores curve =
-        ((((1.9875691500e-4f * part + 1.3981999507e-3f) * part + 8.3334519073e-3f) * part + 4.1665795894e-2f) * part +
-         1.6666665459e-1f) * part + 5.0000001201e-1f;
+        ((((1.9892991e-4f * part + 1.3935452e-3f) * part + 8.3333096e-3f) * part + 4.1666448e-2f) * part +
+         1.6666667e-1f) * part + 0.5f;  // (exp(part) - 1 - part) / part^2
     const Scores power = (Scores)((whole + 127) << 23);
     return (curve * part * part + part + 1.0f) * power;
 }
@@ -64,8 +65,10 @@ inline bool find_truncated(const float* scores, int64_t vocab_size, const Choice
     if (!std::isfinite(highest)) return false;
     for (int64_t at = 0; at < num_best; ++at) sums[at] = values[at] / how.temperature;
     // Tokens better than all that are not looked at.
-    const int64_t num_known = std::find_if(sums.begin(), sums.end(), [&](float sum) { return !(sum > lowest); }) - sums.begin();
+    const auto end = std::find_if(sums.begin(), sums.end(), [&](float sum) { return !(sum > lowest); });
+    const int64_t num_known = end - sums.begin();
     const auto share_of = [&](int64_t at) { return std::exp(double(values[at] - highest) / how.temperature); };
+    const double unsure = UNSURE_BY_SCORE * std::abs(sums[0]);
     int64_t num_kept = num_known;
     if (how.top_k > 0) {
         if (how.top_k >= num_known) return false;
@@ -80,15 +83,17 @@ inline bool find_truncated(const float* scores, int64_t vocab_size, const Choice
         else
             total = sum_of_exp(scores, vocab_size, highest, 1 / how.temperature);
         int64_t sure = 0, possible = 0;
-        for (; possible < num_kept && better / total < how.top_p + UNSURE_SHARE; better += share_of(possible++))
-            if (better / total < how.top_p - UNSURE_SHARE) sure = possible + 1;
+        for (const double off = UNSURE_SHARE + unsure; possible < num_kept; better += share_of(possible++)) {
+            if (better / total >= how.top_p + off) break;
+            if (better / total < how.top_p - off) sure = possible + 1;
+        }
         while (sure > 0 && sure < num_kept && sums[sure] == sums[sure - 1]) --sure;
         while (possible > 0 && possible < num_kept && sums[possible] == sums[possible - 1]) ++possible;
         num_sure = sure, num_kept = possible;
     }
     if (how.min_p > 0) {
-        while (num_kept > 0 && share_of(num_kept - 1) < how.min_p * (1 - UNSURE_RATIO)) --num_kept;
-        while (num_sure > 0 && share_of(num_sure - 1) < how.min_p * (1 + UNSURE_RATIO)) --num_sure;
+        while (num_kept > 0 && share_of(num_kept - 1) < how.min_p * (1 - UNSURE_RATIO - unsure)) --num_kept;
+        while (num_sure > 0 && share_of(num_sure - 1) < how.min_p * (1 + UNSURE_RATIO + unsure)) --num_sure;
     }
     if (num_kept >= num_known) return false;
     for (int64_t at = 0; at < num_best; ++at)
