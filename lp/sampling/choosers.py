@@ -2,7 +2,9 @@
 
 `FullVocabulary` can choose for every row. `Shortlist` chooses the same tokens without sorting the vocabulary, among a
 row's best tokens, where these suffice. `FusedChooser` stands for either on a GPU: a few Triton kernels in place of tens
-to hundreds of small ones, which a graph can capture, as they read from the device how each row's token is chosen.
+to hundreds of small ones, which a graph can capture, as they read from the device how each row's token is chosen. On a
+CPU the library chooses for most rows (lp/platform/csrc/best.h, drawn.h and truncated.h), as torch takes longer for
+small tensors than for the work itself.
 
     R rows, V vocabulary, C chunks of it, N best tokens of each row, K tokens chosen
 """
