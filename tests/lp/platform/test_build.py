@@ -12,12 +12,14 @@ import pytest
 from lp.platform import build
 from lp.platform.build import CannotBuild, Source
 
-# Compiles nothing, but notes each source, and waits before that of C++ "slow" until there is a file "go on".
+# Compiles nothing, but notes each source, and waits before that of C++ "slow" until there is a file "go_on", but for a
+# minute at most.
 COMPILER = """#!/bin/sh
 for word; do case $before in -o) out=$word ;; esac; case $word in *.cpp) source=$word ;; esac; before=$word; done
 text=$(cat $source)
 echo "$text" >> {folder}/began
-while [ "$text" = slow ] && [ ! -e {folder}/go_on ]; do sleep 0.01; done
+tries=0
+while [ "$text" = slow ] && [ ! -e {folder}/go_on ] && [ $((tries += 1)) -lt 6000 ]; do sleep 0.01; done
 [ "$text" != wrong ] || {{ echo "error: wrong" >&2; exit 1; }}
 echo "$text" > $out
 """
