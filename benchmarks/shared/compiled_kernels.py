@@ -368,14 +368,14 @@ def _sampling() -> Iterator[Variant]:
         "tokens": "*i32",
     }  # fmt: skip
     penalties = {"scores": "*fp32", "words": "*i32", "floats": "*fp32", "row_stride": "i32"}
-    settled = {"MOST": MOST_TOKENS, "N": NUM_BEST, "BLOCK": 64}
+    truncated = {"MOST": MOST_TOKENS, "N": NUM_BEST, "BLOCK": 64}
     chunks = {"MOST": MOST_TOKENS, "BLOCK": CHUNK}
     rows = {"MOST": MOST_TOKENS, "BLOCK": 1024}
     most = ALL_REGISTERS
     yield Variant("best tokens of chunks", triton_kernels.best_of_chunks, types, chunks, 8, 2, most)
     yield Variant("best tokens of rows", triton_kernels.best_of_rows, types, rows, 4, 2, most)
     yield Variant("sums of chunks", triton_kernels.sums_of_chunks, types, {"BLOCK": CHUNK}, 4, 2, most)
-    yield Variant("chosen tokens", triton_kernels.settle, types | {"tokens": "*i64"}, settled, 8, 2, most)
+    yield Variant("chosen tokens", triton_kernels.best_truncated, types | {"tokens": "*i64"}, truncated, 8, 2, most)
     yield Variant("penalties", triton_kernels.penalise, penalties, {"HEADER": HEADER, "BLOCK": BLOCK}, 4, 2, most)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from lp.platform import build
 from lp.platform.disk_cache import make_folder
 
-KIND = "compiled"
 FOLDER = Path(__file__).parent / "csrc"
 # No fused multiply-add, which Python does not have either: trees depend on the last bit of a probability.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
@@ -28,4 +27,4 @@ def source() -> build.Source:
 def begin() -> None:
     """Starts to compile the library, if it is missing, while the caller goes on."""
     with suppress(OSError, RuntimeError):  # lp.platform.library warns of a folder that cannot be made
-        build.begin([source()], make_folder(KIND))
+        build.begin([source()], make_folder("compiled"))

@@ -63,7 +63,7 @@ _SLOWER = "drafts are made by Python code, which is slower and has fewer sources
 
 @cache
 def _load() -> Library | None:
-    folder = disk_cache.folder(host.KIND)
+    folder = disk_cache.folder("compiled")
     if folder is None:
         return None
     try:

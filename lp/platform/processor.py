@@ -9,22 +9,23 @@ from pathlib import Path
 
 
 def processor_name() -> str:
-    """The processor's model if the system tells it, else its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """The processor's model if the system names it, else its architecture."""
+    return _described_by("model name").partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
 @cache
 def processor_features() -> str:
     """What the processor can do, as far as the system says: names of instructions, with spaces between."""
+    return _described_by("flags", "Features") or platform.processor()
+
+
+def _described_by(*names: str) -> str:
+    """The first line of Linux's description of the processor that begins with one of these names; empty for none."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+        return ""
+    return next((line for line in lines if line.startswith(names)), "")
 
 
 def num_cores() -> int:

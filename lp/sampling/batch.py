@@ -128,6 +128,8 @@ def _find_all(asked: Sequence[Asked], logits_LV: Tensor, rows: Sequence[slice] |
 
     Tensors for a few numbers took half of the time between two forwards (docs/log/kernels.md).
     """
+    if logits_LV.device.type != "cpu":
+        return None
     choosers = asked[0].choosers
     for one in asked:
         if one.choosers != choosers or not one.is_plain:

@@ -171,7 +171,7 @@ class Shortlist(Chooser):
         return tokens_RK if are_sure_R.all() else None
 
     def found(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """int32 [R, K] what the library finds, and bool [R], which rows are settled by that."""
+        """int32 [R, K] what the library finds, and bool [R], for which rows that is certain."""
         num_rows = len(rows.scores)
         tokens_RK, are_sure_R = np.zeros((num_rows, self.num_tokens), np.int32), np.zeros(num_rows, bool)
         if self.num_best == NUM_BEST and (native := library_for(rows.scores)) is not None:
@@ -311,7 +311,7 @@ def choose_truncated(scores: Tensor, choices: Tensor) -> Tensor:
         scores, words, floats, sums, scores.stride(0), vocab_size, BLOCK=CHUNK,
     )  # fmt: skip
     kernels.start(
-        triton_kernels.settle, (num_rows,),
+        triton_kernels.best_truncated, (num_rows,),
         best.values, best.indices, sums, choices, words, floats, out, num_chunks, ROUNDING, FAR,
         MOST=MOST_TOKENS, N=NUM_BEST, BLOCK=_power_of_two(num_chunks), num_warps=8,
     )  # fmt: skip

@@ -140,7 +140,7 @@ def sums_of_chunks(scores, words, floats, sums, row_stride, num_tokens, BLOCK: t
 
 
 @triton.jit
-def settle(
+def best_truncated(
     values, tokens, sums, choices, words, floats, out, num_chunks, rounding, far,
     MOST: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -60,10 +60,8 @@ public:
             int32_t any = 0;
             for (int64_t lane = 0; lane < WIDTH; ++lane) any |= is_unsure[lane];
             if (!any) continue;
-            for (int64_t lane = 0; lane < WIDTH; ++lane) {
-                const double uniform = (double(hashes[lane] >> 12) + 0.5) * 0x1p-52;
-                if (is_unsure[lane]) noise_[token + lane] = float(-std::log(-std::log(uniform)));
-            }
+            for (int64_t lane = 0; lane < WIDTH; ++lane)
+                if (is_unsure[lane]) noise_[token + lane] = gumbel_of(hashes[lane]);
         }
     }
 

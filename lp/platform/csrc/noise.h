@@ -1,6 +1,7 @@
 // What the noise of a tree's rows is made of: lp/sampling/noise.py.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 // How a row's token is chosen: LAYOUT in lp/sampling/rows.py.
@@ -20,6 +21,11 @@ Words mix(Words value) {
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9;
     value = (value ^ value >> 27) * 0x94D049BB133111EB;
     return value ^ value >> 31;
+}
+
+// The standard Gumbel noise of a hash, as lp/sampling/noise.py computes it.
+inline float gumbel_of(uint64_t hash) {
+    return float(-std::log(-std::log((double(hash >> 12) + 0.5) * 0x1p-52)));
 }
 
 // Has the tokens of all rows drawn, by the keys of their positions. depths: of the rows; length: of the sequence whose

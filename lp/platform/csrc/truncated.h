@@ -47,10 +47,8 @@ inline double sum_of_exp(const float* scores, int64_t vocab_size, float highest,
     return total;
 }
 
-// The standard Gumbel noise of a token, as lp/sampling/noise.py computes it.
 inline float noise_of(int64_t key, int64_t token) {
-    const uint64_t hash = mix(uint64_t(key) + uint64_t(token + 1) * GOLDEN);
-    return float(-std::log(-std::log((double(hash >> 12) + 0.5) * 0x1p-52)));
+    return gumbel_of(mix(uint64_t(key) + uint64_t(token + 1) * GOLDEN));
 }
 
 // Writes the `num_tokens` best tokens of a row after its warpers and with its noise, best first. Returns whether the
