@@ -7,28 +7,33 @@
 // on the others.
 #pragma once
 
+#include <vector>
+
 #include "matrix_unit.h"
 
 #define VECTORS (PANEL / LANES)  // in a panel
-#if LANES == 16
-#define MOST_ROWS 8  // whose sums fit the registers
-#define FEW_ROWS 1   // that go through one panel at a time
-#define WIDE 3       // panels that others go through at a time
-#elif LANES == 8
-#define MOST_ROWS 6
-#define FEW_ROWS 6
-#define WIDE 1
-#else
-#define MOST_ROWS 2
-#define FEW_ROWS 2
-#define WIDE 1
-#endif
-
 #if WEIGHT_FORMAT == 1
 #define TOGETHER 2  // inputs that lie together
 #else
 #define TOGETHER 1
 #endif
+#if LANES == 16
+#define MOST_ROWS 8             // whose sums fit the registers
+#define MOST_IN_TURN MOST_ROWS  // of one of several tiles of rows
+#define FEW_ROWS 1              // that go through one panel at a time
+#define WIDE 3                  // panels that others go through at a time
+#elif LANES == 8
+#define MOST_ROWS 6
+#define MOST_IN_TURN (TOGETHER == 2 ? 5 : MOST_ROWS)
+#define FEW_ROWS 6
+#define WIDE 1
+#else
+#define MOST_ROWS 2
+#define MOST_IN_TURN MOST_ROWS
+#define FEW_ROWS 2
+#define WIDE 1
+#endif
+
 #define STEP (PANEL * TOGETHER)  // numbers of a panel for one input, or for a pair of them
 #define BLOCK (96 / TOGETHER)    // inputs, or pairs, after which other rows take their turn: a third of the first cache
 #define ROWS_AT_ONCE 64          // rows that go through panels before the next rows do
@@ -61,6 +66,48 @@ struct Product {
     }
 };
 
+// Inputs as they are multiplied: pairs as they are stored; else as floats, as converting them for each panel would take more
+// instructions than the products.
+#if HAS_PAIRS
+typedef half_t input_t;
+#else
+typedef float input_t;
+#endif
+
+// Rows of inputs, `stride` numbers apart.
+struct InputRows {
+    const input_t* numbers;
+    long stride;
+
+    // From a row and an input on.
+    InputRows from(long row, long input) const { return {numbers + row * stride + input, stride}; }
+};
+
+// The inputs of rows [first, last), which stay valid until the thread calls this again.
+static InputRows inputs_of(const Product& product, long first, long last) {
+    const half_t* x = product.x + first * product.x_stride;
+    if constexpr (sizeof(input_t) == sizeof(half_t)) return {(const input_t*)x, product.x_stride};
+    static thread_local std::vector<float> numbers;
+    const long stride = product.num_steps() * TOGETHER;
+    numbers.resize((last - first) * stride);
+    for (long r = 0; r < last - first; r++, x += product.x_stride) {
+        float* own = numbers.data() + r * stride;
+        for (long k = 0; k < product.num_inputs; k++) own[k] = number(x[k]);
+        if (stride > product.num_inputs) own[product.num_inputs] = 0;
+    }
+    return {(const input_t*)numbers.data(), stride};
+}
+
+// The weights of the first or the second of the inputs that lie together, for as many outputs as a vector has lanes.
+static inline Vector load_weights(const weight_t* from, int which) {
+#if WEIGHT_FORMAT == 1
+    const Integers pairs = *(const Integers*)from;
+    return (Vector)(which ? pairs & (int32_t)0xffff0000 : pairs << 16);
+#else
+    return load_numbers(from);
+#endif
+}
+
 // Panels that lie `stride` numbers apart. As what to fetch: nothing, if weights is null.
 struct Panels {
     const weight_t* weights;
@@ -76,8 +123,7 @@ struct Sums {
 // Adds the products of `count` steps of COLUMNS panels with ROWS rows to the sums `from` and writes them to `to`. Of
 // each of PANELS_AHEAD panels, AT_ONCE lines are fetched every `every` steps; one line every step if AT_ONCE is 1.
 template <int ROWS, int COLUMNS, int PANELS_AHEAD, int AT_ONCE>
-static void add_block(const half_t* x, long x_stride, Panels panels, long count, Sums from, Sums to, Panels ahead,
-                      long every) {
+static void add_block(InputRows x, Panels panels, long count, Sums from, Sums to, Panels ahead, long every) {
     constexpr int WIDTH = COLUMNS * VECTORS;
     Vector acc[ROWS][WIDTH];
 #pragma GCC unroll 8
@@ -96,43 +142,31 @@ static void add_block(const half_t* x, long x_stride, Panels panels, long count,
         fetched += 64 * AT_ONCE;
         const long end = AT_ONCE == 1 ? k + 1 : k + every < count ? k + every : count;
         for (; k < end; k++, weights += STEP) {
-#if TOGETHER == 1
-            Vector weight[WIDTH];
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDTH; v++)
-                weight[v] = load_numbers(weights + v / VECTORS * stride + v % VECTORS * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                const Vector input = broadcast(number(x[r * x_stride + k]));
-#pragma GCC unroll 4
-                for (int v = 0; v < WIDTH; v++) acc[r][v] = multiply_add(input, weight[v], acc[r][v]);
-            }
-#elif defined(__AVX512BF16__)
+#if HAS_PAIRS
             __m512bh weight[WIDTH];
 #pragma GCC unroll 4
             for (int v = 0; v < WIDTH; v++) weight[v] = (__m512bh)_mm512_loadu_si512(weights + v * stride);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 int pair;
-                memcpy(&pair, x + r * x_stride + 2 * k, 4);
+                memcpy(&pair, x.numbers + r * x.stride + 2 * k, 4);
                 const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDTH; v++)
                     acc[r][v] = (Vector)_mm512_dpbf16_ps((__m512)acc[r][v], input, weight[v]);
             }
 #else
-            Vector even[WIDTH], odd[WIDTH];
+#pragma GCC unroll 2
+            for (int i = 0; i < TOGETHER; i++) {
+                Vector weight[WIDTH];
 #pragma GCC unroll 4
-            for (int v = 0; v < WIDTH; v++)
-                load_pairs(weights + v / VECTORS * stride + v % VECTORS * LANES * 2, even[v], odd[v]);
+                for (int v = 0; v < WIDTH; v++)
+                    weight[v] = load_weights(weights + v / VECTORS * stride + v % VECTORS * LANES * TOGETHER, i);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                const Vector first = broadcast(number(x[r * x_stride + 2 * k]));
-                const Vector second = broadcast(number(x[r * x_stride + 2 * k + 1]));
+                for (int r = 0; r < ROWS; r++) {
+                    const Vector input = broadcast(x.numbers[r * x.stride + k * TOGETHER + i]);
 #pragma GCC unroll 4
-                for (int v = 0; v < WIDTH; v++) {
-                    acc[r][v] = multiply_add(first, even[v], acc[r][v]);
-                    acc[r][v] = multiply_add(second, odd[v], acc[r][v]);
+                    for (int v = 0; v < WIDTH; v++) acc[r][v] = multiply_add(input, weight[v], acc[r][v]);
                 }
             }
 #endif
@@ -146,17 +180,15 @@ static void add_block(const half_t* x, long x_stride, Panels panels, long count,
 
 // The same for a number of rows that the compiler does not know, at least LEAST and at most MOST.
 template <int LEAST, int MOST, int COLUMNS, int PANELS_AHEAD, int AT_ONCE>
-static void add_rows(long rows, const half_t* x, long x_stride, Panels panels, long count, Sums from, Sums to,
-                     Panels ahead, long every) {
+static void add_rows(long rows, InputRows x, Panels panels, long count, Sums from, Sums to, Panels ahead, long every) {
     if (rows == MOST)
-        return add_block<MOST, COLUMNS, PANELS_AHEAD, AT_ONCE>(x, x_stride, panels, count, from, to, ahead, every);
+        return add_block<MOST, COLUMNS, PANELS_AHEAD, AT_ONCE>(x, panels, count, from, to, ahead, every);
     if constexpr (MOST > LEAST)
-        add_rows<LEAST, MOST - 1, COLUMNS, PANELS_AHEAD, AT_ONCE>(rows, x, x_stride, panels, count, from, to, ahead,
-                                                                  every);
+        add_rows<LEAST, MOST - 1, COLUMNS, PANELS_AHEAD, AT_ONCE>(rows, x, panels, count, from, to, ahead, every);
 }
 
-// Rows [first, last) of one panel.
-static void multiply_panel(const Product& product, long panel, long first, long last, Panels ahead) {
+// Rows [first, last) of one panel, whose inputs are `x`.
+static void multiply_panel(const Product& product, InputRows x, long panel, long first, long last, Panels ahead) {
     const long column = panel * PANEL, steps = product.num_steps();
     const long width = product.num_outputs - column < PANEL ? product.num_outputs - column : PANEL;
     alignas(64) float bias[PANEL] = {}, sums[MOST_ROWS * PANEL];
@@ -166,8 +198,8 @@ static void multiply_panel(const Product& product, long panel, long first, long 
         float* out = product.out + row * product.num_outputs + column;
         const Sums to = width == PANEL ? Sums{out, product.num_outputs} : Sums{sums, PANEL};
         const Panels own = {product.panel(panel), 0};
-        add_rows<1, MOST_ROWS, 1, 1, 1>(rows, product.x + row * product.x_stride, product.x_stride, own, steps,
-                                        {bias, 0}, to, ahead.weights ? ahead : own, 1);
+        add_rows<1, MOST_ROWS, 1, 1, 1>(rows, x.from(row - first, 0), own, steps, {bias, 0}, to,
+                                        ahead.weights ? ahead : own, 1);
         if (width < PANEL)
             for (long r = 0; r < rows; r++)
                 memcpy(out + r * product.num_outputs, sums + r * PANEL, width * sizeof(float));
@@ -175,18 +207,16 @@ static void multiply_panel(const Product& product, long panel, long first, long 
 }
 
 // One tile of rows of a block: tile number `tile` of `num_tiles`, which share the work of fetching.
-static void add_tile(long tile, long num_tiles, long rows, const half_t* x, long x_stride, Panels panels, long count,
-                     Sums from, Sums to, Panels ahead) {
+static void add_tile(long tile, long num_tiles, long rows, InputRows x, Panels panels, long count, Sums from, Sums to,
+                     Panels ahead) {
     if (!ahead.weights)
-        return add_rows<1, MOST_ROWS, WIDE, 1, LINES_AT_ONCE>(rows, x, x_stride, panels, count, from, to, panels,
-                                                              count);
+        return add_rows<1, MOST_IN_TURN, WIDE, 1, LINES_AT_ONCE>(rows, x, panels, count, from, to, panels, count);
     long panel = WIDE - 1, part = 0, parts = 1;
     if constexpr (WIDE > 1) {
         if (num_tiles == 1)
-            return add_rows<1, MOST_ROWS, WIDE, WIDE, 1>(rows, x, x_stride, panels, count, from, to, ahead, 1);
+            return add_rows<1, MOST_ROWS, WIDE, WIDE, 1>(rows, x, panels, count, from, to, ahead, 1);
         if (num_tiles == 2 && tile == 0)
-            return add_rows<MOST_ROWS / 2, MOST_ROWS, WIDE, WIDE - 1, 1>(rows, x, x_stride, panels, count, from, to,
-                                                                         ahead, 1);
+            return add_rows<MOST_ROWS / 2, MOST_ROWS, WIDE, WIDE - 1, 1>(rows, x, panels, count, from, to, ahead, 1);
     }
     // One panel is left to the second of two tiles; of more tiles, each fetches a part of one panel.
     if (WIDE == 1 || num_tiles > 2) {
@@ -195,14 +225,14 @@ static void add_tile(long tile, long num_tiles, long rows, const half_t* x, long
         part = tile - begin, parts = end - begin;
     }
     const Panels own = {ahead.weights + panel * ahead.stride + (count + parts - 1) / parts * part * STEP, 0};
-    add_rows<1, MOST_ROWS, WIDE, 1, LINES_AT_ONCE>(rows, x, x_stride, panels, count, from, to, own,
-                                                   parts * LINES_AT_ONCE);
+    add_rows<1, MOST_IN_TURN, WIDE, 1, LINES_AT_ONCE>(rows, x, panels, count, from, to, own, parts * LINES_AT_ONCE);
 }
 
-// Rows [first, last), at most ROWS_AT_ONCE, of WIDE panels. Several tiles of rows take turns, block by block.
-static void multiply_panels(const Product& product, long panel, long first, long last, Panels ahead) {
+// Rows [first, last), at most ROWS_AT_ONCE, of WIDE panels, whose inputs are `x`. Several tiles of rows take turns, block
+// by block.
+static void multiply_panels(const Product& product, InputRows x, long panel, long first, long last, Panels ahead) {
     constexpr long MOST = WIDE * PANEL;
-    const long num_rows = last - first, num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+    const long num_rows = last - first, num_tiles = (num_rows + MOST_IN_TURN - 1) / MOST_IN_TURN;
     const long num_steps = product.num_steps(), stride = product.panel_size(), column = panel * PANEL;
     const long width = product.num_outputs - column < MOST ? product.num_outputs - column : MOST;
     alignas(64) float sums[ROWS_AT_ONCE * MOST], bias[MOST] = {};
@@ -218,9 +248,8 @@ static void multiply_panels(const Product& product, long panel, long first, long
             const long rows = (num_rows - done + num_tiles - tile - 1) / (num_tiles - tile);
             const Sums own = {sums + done * MOST, MOST};
             const Sums whole = {out + done * product.num_outputs, product.num_outputs};
-            add_tile(tile, num_tiles, rows, product.x + (first + done) * product.x_stride + k * TOGETHER,
-                     product.x_stride, block, count, k ? own : Sums{bias, 0}, is_last && width == MOST ? whole : own,
-                     is_last || !ahead.weights ? ahead : next);
+            add_tile(tile, num_tiles, rows, x.from(done, k * TOGETHER), block, count, k ? own : Sums{bias, 0},
+                     is_last && width == MOST ? whole : own, is_last || !ahead.weights ? ahead : next);
             done += rows;
         }
     }
@@ -283,12 +312,15 @@ static void multiply(const Product& product, const Product& next, long first, lo
 #if HAS_MATRIX_UNIT
     if (uses_matrix_unit) return multiply_by_tiles(product, begin, end, first, last, after);
 #endif
+    const InputRows x = inputs_of(product, first, last);
     long panel = begin;
     for (; last - first > FEW_ROWS && panel + WIDE <= end; panel += WIDE) {
         Panels ahead = panel + WIDE < end ? Panels{product.panel(panel + WIDE), stride} : after;
         for (long row = first; row < last; row += ROWS_AT_ONCE, ahead = {})
-            multiply_panels(product, panel, row, last < row + ROWS_AT_ONCE ? last : row + ROWS_AT_ONCE, ahead);
+            multiply_panels(product, x.from(row - first, 0), panel, row,
+                            last < row + ROWS_AT_ONCE ? last : row + ROWS_AT_ONCE, ahead);
     }
     for (; panel < end; panel++)
-        multiply_panel(product, panel, first, last, panel + 1 < end ? Panels{product.panel(panel + 1), stride} : after);
+        multiply_panel(product, x, panel, first, last,
+                       panel + 1 < end ? Panels{product.panel(panel + 1), stride} : after);
 }
