@@ -21,8 +21,10 @@
 #include "experts.h"
 
 #define GROUP 32  // inputs whose codes lie together
-// Rows that go through panels together, and panels through which they go together where codes are decoded before.
-#define MOST_QUANTIZED_ROWS (LANES == 16 ? 9 : LANES == 8 ? 6 : 4)
+// Rows that go through panels together, where codes are decoded in registers and where they are decoded before, and the
+// panels through which they go together there.
+#define MOST_TILE_ROWS (LANES == 16 ? 9 : LANES == 8 ? 5 : 2)
+#define MOST_DECODED_ROWS (LANES == 16 ? 9 : LANES == 8 ? 6 : 4)
 #define DECODED_PANELS (LANES == 16 ? 2 : 1)
 // Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together; how many
 // groups ahead codes are fetched.
@@ -65,7 +67,7 @@ struct Quantized {
     // The most rows for which codes are decoded in registers, anew for each tile of rows; for more rows they are decoded
     // once into the first cache. Pairs of values of 8 bits and of 5 take most instructions.
     static constexpr int MOST_OF_PAIRS = F::LOW == 8 || F::HIGH == 1 ? 12 : QUANTIZED_ROWS_AT_ONCE;
-    static constexpr int MOST_IN_REGISTERS = LANES == 16 ? (BY_PAIRS ? MOST_OF_PAIRS : 32) : LANES == 8 ? 4 : 2;
+    static constexpr int MOST_IN_REGISTERS = LANES == 16 ? (BY_PAIRS ? MOST_OF_PAIRS : 32) : LANES == 8 ? 16 : 2;
     // Vectors of PANEL numbers, or of PANEL pairs, of a decoded group.
     static constexpr long DECODED = BY_PAIRS ? GROUP / 2 : GROUP;
     // From one decoded panel to the next one.
@@ -490,11 +492,15 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
 }
 
 // Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL]. decoded: of
-// these groups, DECODED_STRIDE apart from panel to panel, or null.
+// these groups, DECODED_STRIDE apart from panel to panel, or null. Never inlined: beside other code its sums do not stay in
+// registers.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
-static void add_groups(const Quantized<F>& weight, long panel, long first, long last, const float* decoded, Inputs x,
-                       float* sums) {
+__attribute__((noinline)) static void add_groups(const Quantized<F>& weight, long panel, long first, long last,
+                                                 const float* decoded, Inputs x, float* sums) {
     using Q = Quantized<F>;
+    // The loop over parts is no loop that the compiler could unroll, as the sums of several parts exceed the registers.
+    int parts = Q::PARTS;
+    if constexpr (Q::PARTS > 1) asm("" : "+r"(parts));
     constexpr int WIDTH = COLUMNS * VECTORS;
     const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
     const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
@@ -512,8 +518,7 @@ static void add_groups(const Quantized<F>& weight, long panel, long first, long 
             for (int line = 0; line < COLUMNS * Q::BITS; line++)
                 __builtin_prefetch(ahead + line % COLUMNS * code_stride + Q::to_line(line / COLUMNS, codes.below), 0, 3);
         }
-#pragma GCC unroll 2
-        for (int p = 0; p < Q::PARTS; p++) {
+        for (int p = 0; p < parts; p++) {
             Vector part[ROWS][WIDTH] = {};
             const int at = p * F::STEP_GROUP;
 #if HAS_PAIRS
@@ -576,10 +581,10 @@ static void add_panels(long rows, const Quantized<F>& weight, long panel, long f
         memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
 }
 
-// Calls multiply(first, count) for rows in as few tiles as possible, of about the same size.
+// Calls multiply(first, count) for rows in as few tiles of at most `most` as possible, of about the same size.
 template <class Multiply>
-static void in_tiles(long rows, Multiply multiply) {
-    const long num_tiles = (rows + MOST_QUANTIZED_ROWS - 1) / MOST_QUANTIZED_ROWS;
+static void in_tiles(long rows, long most, Multiply multiply) {
+    const long num_tiles = (rows + most - 1) / most;
     for (long tile = 0, done = 0; tile < num_tiles; tile++) {
         const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
         multiply(done, count);
@@ -592,7 +597,7 @@ template <class F, class InputsOf>
 static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,
                                InputsOf inputs_of, float* out) {
     alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE];
-    constexpr long MOST = MOST_QUANTIZED_ROWS, LEAST = MOST / 2;
+    constexpr long MOST = MOST_DECODED_ROWS, LEAST = MOST / 2;
     for (long group = first; group < last; group += DECODED_GROUPS) {
         const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
         for (int column = 0; column < DECODED_PANELS; column++)
@@ -600,7 +605,7 @@ static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel
                              end < last ? weight.codes(panel + column, end)
                                         : weight.codes(panel + column + DECODED_PANELS, first),
                              decoded + column * Quantized<F>::DECODED_STRIDE);
-        in_tiles(rows, [&](long done, long count) {
+        in_tiles(rows, MOST, [&](long done, long count) {
             add_panels<F, LEAST, MOST, DECODED_PANELS, true>(count, weight, panel, group, end, decoded,
                                                              inputs_of(done, group - first),
                                                              out + done * weight.num_outputs);
@@ -616,10 +621,9 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
     // put together.
-    constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = 2;
+    constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = LANES == 16 ? 2 : 1;
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
-    constexpr int TAIL_ROWS = LANES == 16 ? WIDE_ROWS : Q::MOST_IN_REGISTERS;  // through each panel that is left
-    constexpr int LEAST = WIDE_ROWS < MOST_QUANTIZED_ROWS / 2 ? WIDE_ROWS + 1 : MOST_QUANTIZED_ROWS / 2;
+    constexpr int MOST = MOST_TILE_ROWS, LEAST = WIDE_ROWS < MOST / 2 ? WIDE_ROWS + 1 : MOST / 2;
     static thread_local std::vector<float> inputs, sums;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
@@ -647,17 +651,15 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
         for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
             add_panels<F, 1, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
                                                         inputs_of(0, 0), out);
-        if constexpr (LANES == 16)
-            for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
-                in_tiles(rows, [&](long done, long count) {
-                    add_panels<F, LEAST, MOST_QUANTIZED_ROWS, NARROW, false>(
-                        count, weight, panel, group, last_group, nullptr, inputs_of(done, 0),
-                        out + done * weight.num_outputs);
-                });
+        for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
+            in_tiles(rows, MOST, [&](long done, long count) {
+                add_panels<F, LEAST, MOST, NARROW, false>(count, weight, panel, group, last_group, nullptr,
+                                                          inputs_of(done, 0), out + done * weight.num_outputs);
+            });
         for (; panel < end; panel++)
-            for (long done = 0; done < rows; done += TAIL_ROWS) {
-                const long some = rows - done < TAIL_ROWS ? rows - done : TAIL_ROWS;
-                add_panels<F, 1, TAIL_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
+            for (long done = 0; done < rows; done += WIDE_ROWS) {
+                const long some = rows - done < WIDE_ROWS ? rows - done : WIDE_ROWS;
+                add_panels<F, 1, WIDE_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
                                                       inputs_of(done, 0), out + done * weight.num_outputs);
             }
     }
