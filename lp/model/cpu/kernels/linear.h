@@ -84,7 +84,7 @@ struct InputRows {
 };
 
 // The inputs of rows [first, last), which stay valid until the thread calls this again.
-static InputRows inputs_of(const Product& product, long first, long last) {
+static InputRows input_rows(const Product& product, long first, long last) {
     const half_t* x = product.x + first * product.x_stride;
     if constexpr (sizeof(input_t) == sizeof(half_t)) return {(const input_t*)x, product.x_stride};
     static thread_local std::vector<float> numbers;
@@ -312,7 +312,7 @@ static void multiply(const Product& product, const Product& next, long first, lo
 #if HAS_MATRIX_UNIT
     if (uses_matrix_unit) return multiply_by_tiles(product, begin, end, first, last, after);
 #endif
-    const InputRows x = inputs_of(product, first, last);
+    const InputRows x = input_rows(product, first, last);
     long panel = begin;
     for (; last - first > FEW_ROWS && panel + WIDE <= end; panel += WIDE) {
         Panels ahead = panel + WIDE < end ? Panels{product.panel(panel + WIDE), stride} : after;
