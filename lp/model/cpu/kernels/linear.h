@@ -66,8 +66,14 @@ struct Product {
     }
 };
 
-// Inputs as they are multiplied: pairs as they are stored; else as floats, as converting them for each panel would take more
-// instructions than the products.
+// At least `count` numbers of a buffer that only grows, so that it is not filled with zeros for each product.
+static inline float* room_for(long count, std::vector<float>& buffer) {
+    if ((long)buffer.size() < count) buffer.resize(count);
+    return buffer.data();
+}
+
+// Inputs as they are multiplied: pairs as they are stored; else floats, as converting them for each panel would take
+// more instructions than the products.
 #if HAS_PAIRS
 typedef half_t input_t;
 #else
@@ -87,18 +93,19 @@ struct InputRows {
 static InputRows input_rows(const Product& product, long first, long last) {
     const half_t* x = product.x + first * product.x_stride;
     if constexpr (sizeof(input_t) == sizeof(half_t)) return {(const input_t*)x, product.x_stride};
-    static thread_local std::vector<float> numbers;
+    static thread_local std::vector<float> buffer;
     const long stride = product.num_steps() * TOGETHER;
-    numbers.resize((last - first) * stride);
+    float* numbers = room_for((last - first) * stride, buffer);
     for (long r = 0; r < last - first; r++, x += product.x_stride) {
-        float* own = numbers.data() + r * stride;
+        float* own = numbers + r * stride;
         for (long k = 0; k < product.num_inputs; k++) own[k] = number(x[k]);
         if (stride > product.num_inputs) own[product.num_inputs] = 0;
     }
-    return {(const input_t*)numbers.data(), stride};
+    return {(const input_t*)numbers, stride};
 }
 
-// The weights of the first or the second of the inputs that lie together, for as many outputs as a vector has lanes.
+// The weights of the first or the second of the inputs that lie together, for as many outputs as a vector has lanes. A
+// bfloat16 is the upper half of a float.
 static inline Vector load_weights(const weight_t* from, int which) {
 #if WEIGHT_FORMAT == 1
     const Integers pairs = *(const Integers*)from;

@@ -34,12 +34,6 @@ static inline weight_t rounded(float value) { return (weight_t)value; }
 
 #if WEIGHT_FORMAT == 1
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-// As many pairs of weights as a vector has lanes: a bfloat16 is the upper half of a float.
-static inline void load_pairs(const weight_t* from, Vector& even, Vector& odd) {
-    const Integers pairs = *(const Integers*)from;
-    even = (Vector)(pairs << 16);
-    odd = (Vector)(pairs & (int32_t)0xffff0000);
-}
 #elif WEIGHT_FORMAT == 2
 typedef _Float16 Floats16 __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 #endif

@@ -492,13 +492,13 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
 }
 
 // Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL]. decoded: of
-// these groups, DECODED_STRIDE apart from panel to panel, or null. Never inlined: beside other code its sums do not stay in
-// registers.
+// these groups, DECODED_STRIDE apart from panel to panel, or null. Where it is inlined, the compiler does not keep the sums
+// in registers.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, long panel, long first, long last,
                                                  const float* decoded, Inputs x, float* sums) {
     using Q = Quantized<F>;
-    // The loop over parts is no loop that the compiler could unroll, as the sums of several parts exceed the registers.
+    // The compiler must not unroll the loop over parts: the sums of two parts exceed the registers.
     int parts = Q::PARTS;
     if constexpr (Q::PARTS > 1) asm("" : "+r"(parts));
     constexpr int WIDTH = COLUMNS * VECTORS;
@@ -624,21 +624,21 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = LANES == 16 ? 2 : 1;
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
     constexpr int MOST = MOST_TILE_ROWS, LEAST = WIDE_ROWS < MOST / 2 ? WIDE_ROWS + 1 : MOST / 2;
-    static thread_local std::vector<float> inputs, sums;
+    static thread_local std::vector<float> inputs_buffer, sums_buffer;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)
         for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
     long most = MOST_PREPARED / rows / GROUP * GROUP;
     if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
-    inputs.resize(Q::BY_PAIRS ? 0 : rows * most);
-    sums.resize(rows * most / F::STEP_GROUP);
+    float* inputs = room_for(Q::BY_PAIRS ? 0 : rows * most, inputs_buffer);
+    float* sums = room_for(rows * most / F::STEP_GROUP, sums_buffer);
     for (long k = 0; k < weight.num_inputs; k += most) {
         const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
         const half_t* halves = x + k;
-        prepare<F>(halves, x_stride, rows, count, inputs.data(), sums.data());
+        prepare<F>(halves, x_stride, rows, count, inputs, sums);
         const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
-            const float* prepared = inputs.data() + r * count + groups * GROUP;
-            const float* totals = sums.data() + (r * count + groups * GROUP) / F::STEP_GROUP;
+            const float* prepared = inputs + r * count + groups * GROUP;
+            const float* totals = sums + (r * count + groups * GROUP) / F::STEP_GROUP;
             return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
                           x_stride};
         };
