@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ from transformers import PreTrainedModel
 
 from launch.config import process
 from lp import Engine
-from lp.platform import build
+from lp.platform import build, disk_cache
 from lp.platform.disk_cache import VARIABLE
+from lp.platform.library import library
 from tests.models import load_reference, save_checkpoint
 
 # `make test-clients` runs these, in other environments and without this file.
@@ -100,6 +102,35 @@ def no_garbage() -> Iterator[None]:
     """Frees what a module's tests have left in circles of references."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def kept() -> Path:
+    """The folder for compiled code, which all tests and programs of a test run share, as compiling takes long."""
+    folder = disk_cache.folder("compiled")
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder for this test, in which compiled code alone is that of the whole test run."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "compiled").symlink_to(kept)
+    monkeypatch.setenv(VARIABLE, str(cache))
+    return cache
+
+
+@pytest.fixture
+def own_libraries(own_cache: Path, kept: Path) -> Path:
+    """The folder for compiled code of a cache of this test, which holds the host's library alone."""
+    library()  # compiles it, if it is missing
+    folder = own_cache / "compiled"
+    folder.unlink()
+    for host in kept.glob("host-*/host.so"):
+        shutil.copytree(host.parent, folder / host.parent.name)
+    return folder
 
 
 @pytest.fixture(scope="session")

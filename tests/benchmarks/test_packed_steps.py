@@ -16,7 +16,6 @@ from benchmarks.shared.shapes import make_config
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.gguf_header import read_header
-from lp.platform import disk_cache
 from lp.tree import chain
 from tests import gguf_files
 from tests.benchmarks.results import read
@@ -25,9 +24,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "
          "num_key_value_heads": 2, "vocab_size": 4200}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_random_file_has_the_mix_of_types_and_finite_logits(tmp_path: Path) -> None:

@@ -88,9 +88,8 @@ def test_weights_that_are_quantised_on_a_gpu_are_those_of_a_cpu(folders: Folders
 @pytest.mark.parametrize("kind", ["awq", "fp8", "mixed", "int4", "gguf"])
 def test_text_in_float32_is_that_of_generate_on_the_unpacked_weights(
     kind: str, folders: Folders, quantized: dict[str, tuple[Path, Path]], gguf_file: Path, triton: None,
-    two_rungs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    two_rungs: None, own_cache: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     paths = {"int4": folders["llama"], "gguf": gguf_file}
     path = paths[kind] if kind in paths else quantized[kind][0]
     weights = "int4" if kind == "int4" else "auto"
@@ -131,10 +130,9 @@ def test_graphs_of_quantised_models_give_their_own_logits(
 
 @pytest.mark.parametrize("weights", list(Weights))
 def test_the_bytes_that_are_expected_are_those_that_weights_take(
-    weights: Weights, quantized: dict[str, tuple[Path, Path]], gguf_file: Path, tmp_path: Path,
+    weights: Weights, quantized: dict[str, tuple[Path, Path]], gguf_file: Path, own_cache: Path,
     monkeypatch: pytest.MonkeyPatch, cuda: None,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("lp.model.checkpoint._lay_out_weights", lambda *arguments: None)
     folder, plain = quantized["awq"]
     paths = [folder, quantized["fp8"][0], gguf_file] if weights is Weights.auto else [plain]

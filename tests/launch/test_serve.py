@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from lp import Autoregressive, Engine, Sampling, Stopping
-from lp.platform.disk_cache import VARIABLE
 from tests.gguf_files import write_gguf
 from tests.launch import commands
 from tests.models import save_checkpoint
@@ -215,9 +214,8 @@ def test_one_rank_without_torchrun(folder: Path, tmp_path: Path, engine: Engine)
     assert "Traceback" not in served.log.read_text()
 
 
-def test_local_ranks_serve_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_ranks_serve_a_gguf_file(tmp_path: Path, own_cache: Path) -> None:
     """The front end and both ranks need the file's vocabulary; one of them reads it for all."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     file = write_gguf(tmp_path / "Tiny.gguf")
     served = start(file, tmp_path, "launcher=local", "parallel.ranks=2", "step_times=off", num_ranks=1)
     reply = served.client.completions.create(model="Tiny", prompt="def f(x):", max_tokens=20)

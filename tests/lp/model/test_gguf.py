@@ -33,9 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def file(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A GGUF file alone in its folder, and a cache that is empty."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+def file(written: Path, tmp_path: Path, own_cache: Path) -> Path:
+    """A GGUF file alone in its folder, and a cache that holds no file of it."""
     folder = tmp_path / "models"
     folder.mkdir()
     return shutil.copy2(written, folder / written.name)
@@ -272,9 +271,11 @@ def test_a_disk_that_fills_up_while_weights_are_written_is_named(file: Path, tmp
     assert Path(gguf.unpacked_folder(str(file))).is_dir()
 
 
-def test_unpacking_keeps_the_cache_within_its_bound(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unpacking_keeps_the_cache_within_its_bound(
+    file: Path, own_cache: Path, own_libraries: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("LOOKAHEAD_CACHE_GB", "0")
-    old = tmp_path / "cache" / "gguf" / "old" / "other"
+    old = own_cache / "gguf" / "old" / "other"
     old.mkdir(parents=True)
     (old / "model.safetensors").write_bytes(b"weights")
     assert Path(gguf.checkpoint_folder(str(file))).is_dir()  # what this process uses stays, whatever the bound

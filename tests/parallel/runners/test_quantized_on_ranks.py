@@ -82,9 +82,8 @@ def hold_all(path: str, axes: dict[str, int], *settings: str) -> list[Held]:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[int]]]:
+def write(tmp_path: Path, own_cache: Path) -> Callable[..., tuple[str, list[int]]]:
     """Writes a GGUF file. Returns its path, and the text of transformers on the unpacked weights."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
 
     def write(*kinds: str, **changes: Any) -> tuple[str, list[int]]:
         file = write_gguf(tmp_path / "Tiny.gguf", kinds=kinds, **changes)

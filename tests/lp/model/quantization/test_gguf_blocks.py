@@ -87,18 +87,17 @@ def test_the_native_forward_gives_the_unpacked_models_logits(
 
 
 @pytest.mark.parametrize("compile", ["off", pytest.param("on", marks=pytest.mark.slow)])
-def test_the_text_is_that_of_transformers(compile: str, write: Callable[..., Path], own_cache: Path) -> None:
+def test_the_text_is_that_of_transformers(compile: str, write: Callable[..., Path], own_libraries: Path) -> None:
     """The file has several types of blocks, and rows of 16 bits among them. The kernels that are begun before its
     vocabulary is read are those that its forward needs.
     """
-    (compiled := own_cache / "compiled").unlink()  # a folder that other tests share
     file = write(*MIXED)
     expected = generate_greedily(reference(file), PROMPT, 24, eos=[1])
     engine = Engine.from_pretrained(str(file), "float32", device="cpu", step_times="off", compile=compile)
     for method in (Autoregressive(), Lookahead(), PromptLookup(), Auto()):
         done = engine.generate(PROMPT, decode=method, sampling=Sampling(temperature=0.0), stopping=Stopping(24))
         assert done.token_ids == expected, method
-    assert len([*compiled.glob("*/products.so")]) == (len(MIXED) - 1 if compile == "on" else 0)
+    assert len([*own_libraries.glob("*/products.so")]) == (len(MIXED) - 1 if compile == "on" else 0)
 
 
 def test_nothing_is_unpacked_to_the_disk(write: Callable[..., Path], tmp_path: Path) -> None:
