@@ -64,10 +64,14 @@ def pytest_collection_finish() -> None:
 
     A program that a test calls in this process must not do the same: what is garbage by then would stay for ever.
     """
-    gc.collect()
-    gc.freeze()
+    _collect_and_freeze()
     gc.freeze = lambda: None
     atexit.register(gc.unfreeze)  # triton prints a long report of what is left at the end
+
+
+def _collect_and_freeze(freeze: Callable[[], None] = gc.freeze) -> None:
+    gc.collect()
+    freeze()
 
 
 def _set_up_hypothesis(folder: Path) -> None:
@@ -99,9 +103,9 @@ def nothing_compiles() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_garbage() -> Iterator[None]:
-    """Frees what a module's tests have left in circles of references."""
+    """Frees what a module's tests have left in circles of references. What is left stays: later collections skip it."""
     yield
-    gc.collect()
+    _collect_and_freeze()
 
 
 @pytest.fixture(scope="session")
