@@ -21,7 +21,8 @@ def engines(table: int) -> dict[str, Row]:
     [
         ("transformers generate", "transformers `generate`"),
         ("transformers prompt lookup (10)", "transformers, prompt lookup"),
-        ("llama.cpp, server, plain", "llama.cpp"),
+        ("llama.cpp, llama-bench", "llama.cpp, `llama-bench`"),
+        ("llama.cpp, server, plain", "llama.cpp, server"),
         ("llama.cpp, llama-lookup", "llama.cpp, lookup"),
         ("ours, autoregressive", "`autoregressive`"),
         ("ours, auto", "**`auto`, the default**"),
