@@ -34,6 +34,8 @@ if not (find_spec("playwright") and find_spec("axe_playwright_python")):
 # 3.6 GB then become one piece of tens of gigabytes, and a process with a piece larger than the memory cannot fork.
 process.keep_memory = lambda: None
 
+freeze = gc.freeze  # programs that tests call in this process get one that does nothing
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets a cache folder for compiled forwards and step times, hides certificates, and makes SIGINT work.
@@ -64,12 +66,13 @@ def pytest_collection_finish() -> None:
 
     A program that a test calls in this process must not do the same: what is garbage by then would stay for ever.
     """
-    _collect_and_freeze()
+    _free_garbage()
     gc.freeze = lambda: None
     atexit.register(gc.unfreeze)  # triton prints a long report of what is left at the end
 
 
-def _collect_and_freeze(freeze: Callable[[], None] = gc.freeze) -> None:
+def _free_garbage() -> None:
+    """Frees what is garbage, and lets later collections skip what is not."""
     gc.collect()
     freeze()
 
@@ -103,9 +106,9 @@ def nothing_compiles() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_garbage() -> Iterator[None]:
-    """Frees what a module's tests have left in circles of references. What is left stays: later collections skip it."""
+    """Frees what a module's tests have left in circles of references."""
     yield
-    _collect_and_freeze()
+    _free_garbage()
 
 
 @pytest.fixture(scope="session")
