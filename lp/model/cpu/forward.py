@@ -28,8 +28,6 @@ from lp.model.program.steps import Program, Value
 from lp.platform.library import address
 from lp.tree import TokenTree
 
-# MOST_QUERIES and KEYS in kernels/attention_task.h.
-MOST_QUERIES, KEYS = 48, 64
 # Of the numbers that come out.
 BYTES_OF_A_NUMBER = 4
 # Of the function `forward` that source.py writes.
@@ -69,11 +67,14 @@ class NativeForward(FastForward):
         self._cache_shapes = cache_shapes
         self._dtype = dtype
         self._run_program.argtypes, self._run_program.restype = _ARGUMENTS, None
+        self._attention_room = libraries.kernels.attention_room
+        self._attention_room.argtypes, self._attention_room.restype = [_NUMBER], _NUMBER
         self._table = np.zeros((len(instructions), 5), np.int64)
         self._arguments = np.zeros(sum(len(one.arguments) for one in instructions), np.int64)
         self._table_at, self._arguments_at = address(self._table), address(self._arguments)
         self._output_at: list[int] = []
-        self._scores, self._scores_at = np.empty(0, np.float32), 0
+        self._room, self._room_at = np.empty(0, np.float32), 0
+        self._room_for_attention, self._longest = 0, 0  # numbers, for sequences of so many tokens
         self._output, self._layout = Output(), StepLayout(len(cache_shapes), len(states.parts))
         self._states = NativeStates(states, libraries.kernels) if states.parts else None
         group = program.group
@@ -164,10 +165,13 @@ class NativeForward(FastForward):
     ) -> None:
         """Runs the step that was laid out. num_floats: for which a thread needs room, if attention needs no more."""
         num_threads = torch.get_num_threads()
-        num_scores = max(MOST_QUERIES * -(-self._layout.longest // KEYS) * KEYS, num_floats)
-        if len(self._scores) < num_threads * num_scores:
-            self._scores = np.empty(2 * num_threads * num_scores, np.float32)
-            self._scores_at = address(self._scores)
+        if self._layout.longest > self._longest:
+            self._longest = 2 * self._layout.longest
+            self._room_for_attention = self._attention_room(self._longest)
+        room = max(self._room_for_attention, num_floats)
+        if len(self._room) < num_threads * room:
+            self._room = np.empty(num_threads * room, np.float32)
+            self._room_at = address(self._room)
         collectives = self._collectives
         if collectives is not None:
             collectives.begin(num_threads)
@@ -177,7 +181,7 @@ class NativeForward(FastForward):
             self._run_program(
                 self._layout.address, self._functions_at, self._products_at,
                 self._table_at + begin * self._table.strides[0], end - begin, self._arguments_at,
-                None if collectives is None else collectives.address, self._scores_at, num_scores, num_threads,
+                None if collectives is None else collectives.address, self._room_at, room, num_threads,
                 None if times is None else address(times),
             )  # fmt: skip
             if collectives is not None:

@@ -265,10 +265,15 @@ def _functions(head: str, functions: list[str], formats: dict[WeightFormat, str]
 
 def _kernels(head: str, attentions: list[tuple[int, int, bool]]) -> str:
     """What runs a program, with the kernels for these kinds of attention."""
-    kinds = ", ".join(f"attend<{key}, {value}, {str(in_keys).lower()}>" for key, value, in_keys in attentions)
+    sizes = [f"<{key}, {value}, {str(in_keys).lower()}>" for key, value, in_keys in attentions]
+    kinds = ", ".join(f"attend{one}" for one in sizes)
+    rooms = "".join(f", LayerAttention{one}::room_for(longest)" for one in sizes)
     return "\n".join([
         head, '#include "run.h"', "",
         f"static const Attention attentions[] = {{{kinds or 'nullptr'}}};",
+        "",
+        "// Floats of room that a thread needs for attention if the longest sequence has so many tokens.",
+        f'extern "C" long attention_room(long longest) {{ return std::max({{0L{rooms}}}); }}',
         "",
         'extern "C" void forward(Step* step, const Function* functions, const QuantizedKernels* quantized,',
         "                        const Instruction* program, long num_instructions, const long* arguments,",

@@ -3,8 +3,9 @@
 
 #include "step.h"
 
-#define KEYS 64          // room for scores is a multiple of this
-#define MOST_QUERIES 48  // of one task
+#define KEYS 64            // that are turned at a time; room for scores is a multiple of this
+#define KEYS_OF_BLOCK 128  // of a path, whose weighted values are summed before they are added to others: a multiple of KEYS
+#define MOST_QUERIES 48    // of one task
 
 // Query heads [first_head, first_head + num_groups), which share a key/value head, for rows [first, last) of a run: at
 // most MOST_QUERIES queries, those of a row next to each other. num_heads: all query heads. keys, values: of the key/value
@@ -52,27 +53,27 @@ struct Task {
         return begin;
     }
 
-    // Puts a row's scores, which are those of all keys, in the order of its path.
-    void follow_path(long row, float* scores) const {
+    // The keys before it are in the order of the positions for all rows: those of the prefix, and the chain of the
+    // sequence's first rows that all rows descend from.
+    long end_of_shared() const {
+        long end = end_of(first);
+        for (long row = first; row < last; row++) {
+            const int* seen = seen_by(row);
+            long below = 0, above = step.num_seen(row);  // a path's rows ascend, so behind a gap none is in its place
+            while (below < above) {
+                const long middle = (below + above) / 2;
+                if (seen[middle] == middle) below = middle + 1;
+                else above = middle;
+            }
+            end = length + below < end ? length + below : end;
+        }
+        return end;
+    }
+
+    // Puts a row's scores, which are those of the keys from `from` on, in the order of its path.
+    void follow_path(long row, float* scores, long from) const {
         const int* seen = seen_by(row);
-        for (long n = 0; length + n < end_of(row); n++) scores[length + n] = scores[length + seen[n]];
+        for (long n = from < length ? 0 : from - length; length + n < end_of(row); n++)
+            scores[length + n - from] = scores[length + seen[n] - from];
     }
 };
-
-// Turns scores [first, last) into weights that add up to 1 / sum; returns 1 / sum. Whole vectors are computed: what lies
-// beside these scores, up to the next multiple of LANES, is written as well. sink: a score whose weight counts in the sum.
-static inline float soften(float* scores, long first, long last, float sink) {
-    const long begin = first / LANES * LANES, end = (last + LANES - 1) / LANES * LANES;
-    for (long key = begin; key < first; key++) scores[key] = -INFINITY;
-    for (long key = last; key < end; key++) scores[key] = -INFINITY;
-    float most = sink, sum = 0.0f;
-#pragma omp simd reduction(max : most)
-    for (long key = begin; key < end; key++) most = larger(most, scores[key]);
-#pragma omp simd reduction(+ : sum)
-    for (long key = begin; key < end; key++) {
-        scores[key] = exponential(scores[key] - most);
-        sum += scores[key];
-    }
-    if (sink > -INFINITY) sum += exponential(sink - most);
-    return 1.0f / sum;
-}

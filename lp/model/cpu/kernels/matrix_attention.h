@@ -129,6 +129,24 @@ static inline void add_own_blocks(const Task& task, long row, long from, const f
     }
 }
 
+// Turns scores [first, last) into weights that add up to 1 / sum; returns 1 / sum. Whole vectors are computed: what lies
+// beside these scores, up to the next multiple of LANES, is written as well. sink: a score whose weight counts in the sum.
+static inline float soften(float* scores, long first, long last, float sink) {
+    const long begin = first / LANES * LANES, end = (last + LANES - 1) / LANES * LANES;
+    for (long key = begin; key < first; key++) scores[key] = -INFINITY;
+    for (long key = last; key < end; key++) scores[key] = -INFINITY;
+    float most = sink, sum = 0.0f;
+#pragma omp simd reduction(max : most)
+    for (long key = begin; key < end; key++) most = larger(most, scores[key]);
+#pragma omp simd reduction(+ : sum)
+    for (long key = begin; key < end; key++) {
+        scores[key] = exponential(scores[key] - most);
+        sum += scores[key];
+    }
+    if (sink > -INFINITY) sum += exponential(sink - most);
+    return 1.0f / sum;
+}
+
 // room: memory for the scores of MOST_QUERIES queries, in whose place their weights are put.
 template <int KEY_SIZE, int VALUE_SIZE>
 static void attend_by_matrix_unit(const Task& task, float* room) {
@@ -159,7 +177,7 @@ static void attend_by_matrix_unit(const Task& task, float* room) {
         if (task.softcap > 0.0f)
             for (long key = from; key < num_keys; key++)
                 scores[key] = task.softcap * hyperbolic_tangent(scores[key] / task.softcap);
-        task.follow_path(row, scores);
+        task.follow_path(row, scores, 0);
         factors[q] = soften(scores, begin, end, task.sink_of(q));
         for (long key = from; key < begin; key++) scores[key] = 0.0f;
         long filled = end;

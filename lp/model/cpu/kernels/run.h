@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "collective.h"
 #include "experts.h"
+#include "meeting.h"
 #include "recurrent.h"
 
 enum Kind {
@@ -20,7 +21,8 @@ struct Instruction {
 };
 
 typedef void (*Function)(const Step&, const long* arguments, long first, long last);
-typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long thread, long num_threads);
+typedef void (*Attention)(const Step&, const long* arguments, long first, float* room, long room_size, long thread,
+                          long num_threads, Meeting& meeting);
 typedef void (*QuantizedProduct)(const long* arguments, long first, long last, long thread, long num_threads);
 typedef void (*ScreenedProduct)(const long* arguments, long first, long last, long thread, long num_threads, float* limits,
                                 long stride, void (*meet)(void*), void* meeting);
@@ -36,33 +38,6 @@ struct Kernels {
     const Function* functions;
     const Attention* attentions;
     const QuantizedKernels* quantized;
-};
-
-// Where threads wait for one another. They spin at first, and let others run if that takes long.
-class Meeting {
-   public:
-    void expect(long num_threads) { num_threads_ = num_threads; }
-
-    void wait() {
-        const long round = round_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-            arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
-            return;
-        }
-        for (long spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
-            if (spins > 4000) sched_yield();
-#if defined(__x86_64__)
-            else
-                __builtin_ia32_pause();
-#endif
-        }
-    }
-
-   private:
-    long num_threads_ = 1;
-    alignas(64) std::atomic<long> arrived_{0};
-    alignas(64) std::atomic<long> round_{0};
 };
 
 static Product product_of(const Instruction& one, const long* arguments) {
@@ -103,7 +78,7 @@ static void run_program(const Step& step, const Kernels& kernels, const Instruct
                 multiply(product_of(one, arguments), product_of(next_product(program, num_instructions, n), arguments),
                          first, step.num_rows, thread, num_threads);
             else if (one.kind == ATTENTION)
-                kernels.attentions[one.number](step, a, first, room + thread * room_size, thread, num_threads);
+                kernels.attentions[one.number](step, a, first, room, room_size, thread, num_threads, meeting);
             else if (one.kind == QUANTIZED && a[9] && step.only_best && count <= MOST_SCREENED_ROWS)
                 kernels.quantized[one.number].multiply_screened(
                     a, first, step.num_rows, thread, num_threads, room, room_size,
