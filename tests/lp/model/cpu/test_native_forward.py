@@ -96,8 +96,8 @@ def test_a_row_does_not_depend_on_the_others(
 def test_threads_do_not_change_a_bit(
     name: str, dtype: str, load_both: Callable[[str, str], tuple[CausalModel, NativeForward]]
 ) -> None:
+    """Threads share the blocks of a head's keys where heads cannot be divided evenly among them."""
     _, native = load_both(name, dtype)
-    """Threads share the blocks of a head's keys if there are fewer heads than threads, or a number that leaves one idle."""
     text, before = [2 + n % (VOCAB_SIZE - 2) for n in range(420)], torch.get_num_threads()
     try:
         found = []
