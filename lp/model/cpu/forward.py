@@ -20,7 +20,7 @@ from lp.model.cpu.build import Libraries
 from lp.model.cpu.collectives import Collectives
 from lp.model.cpu.layout import StepLayout
 from lp.model.cpu.memory import Output, RowMemory
-from lp.model.cpu.source import ATTENTION, BYTES_SENT, LAYER, REDUCE
+from lp.model.cpu.source import ATTENTION, BYTES_SENT, LAYER, RECURRENCE, REDUCE, SCAN, Instruction
 from lp.model.cpu.states import NativeStates, StateShape
 from lp.model.fast_forward import FastForward, SequenceRows
 from lp.model.program.group import RankGroup, all_gather, all_reduce
@@ -28,6 +28,8 @@ from lp.model.program.steps import Program, Value
 from lp.platform.library import address
 from lp.tree import TokenTree
 
+# What uses the room that each thread has, and may come behind an attention in a stage.
+IN_ROOM = ATTENTION, RECURRENCE, SCAN
 # Of the numbers that come out.
 BYTES_OF_A_NUMBER = 4
 # Of the function `forward` that source.py writes.
@@ -215,10 +217,10 @@ class NativeForward(FastForward):
 
     def _fill_table(self) -> None:
         """Writes Instruction of kernels/run.h for each instruction."""
-        first, stage = 0, 0
-        for number, one in enumerate(self._instructions):
-            self._table[number] = one.kind, one.number, one.is_last, one.stage != stage, first
-            stage, first = one.stage, first + len(one.arguments)
+        first = 0
+        for number, (one, meets) in enumerate(zip(self._instructions, meetings(self._instructions), strict=True)):
+            self._table[number] = one.kind, one.number, one.is_last, meets, first
+            first += len(one.arguments)
 
     def _reserve(self, num_rows: int) -> None:
         """Makes memory for more rows, and writes all addresses into the arguments."""
@@ -232,6 +234,17 @@ class NativeForward(FastForward):
         if isinstance(argument, Value):
             return self._memory.address(argument)
         return argument.data_ptr() if isinstance(argument, Tensor) else argument
+
+
+def meetings(instructions: Sequence[Instruction | BoundInstruction]) -> Iterator[bool]:
+    """Whether all threads meet before each instruction: where a stage begins, and before one that uses the threads' room
+    while others may still read there what they have found of an attention.
+    """
+    stage, is_read = 0, False
+    for one in instructions:
+        meets = one.stage != stage or (is_read and one.kind in IN_ROOM)
+        yield meets
+        stage, is_read = one.stage, one.kind == ATTENTION or (is_read and not meets)
 
 
 def _numbers(at: int, num_rows: int, width: int) -> Tensor:

@@ -101,6 +101,7 @@ class LayerAttention {
 #endif
     }
 
+    // Calls visit(task, pieces) for all tasks, in the same order on each thread.
     template <class Visit>
     void each_task(Visit visit) const {
         const long num_heads = a_[7], num_groups = a_[8];

@@ -16,8 +16,9 @@ from lp.model.causal import CausalModel
 from lp.model.checkpoint import ModelSettings, load
 from lp.model.compilation import CompileMode
 from lp.model.cpu import build
-from lp.model.cpu.forward import NativeForward
+from lp.model.cpu.forward import NativeForward, meetings
 from lp.model.cpu.make import make_native
+from lp.model.cpu.source import ATTENTION, FUNCTION, PRODUCT, RECURRENCE, SCAN, Instruction
 from lp.model.fast_forward import SequenceRows
 from lp.tree import TokenTree, TreeBuilder, chain
 from tests.lp.model.cpu.shapes import SHAPES
@@ -107,6 +108,15 @@ def test_threads_do_not_change_a_bit(
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_threads_meet_where_a_stage_begins_and_before_their_room_is_used_anew() -> None:
+    def run(*kinds_and_stages: tuple[int, int]) -> list[bool]:
+        return list(meetings([Instruction(kind, 0, stage, False, ()) for kind, stage in kinds_and_stages]))
+
+    assert run((PRODUCT, 1), (PRODUCT, 1), (FUNCTION, 2), (ATTENTION, 3)) == [True, False, True, True]
+    assert run((SCAN, 1), (ATTENTION, 1), (PRODUCT, 1), (SCAN, 1)) == [True, False, False, True]
+    assert run((ATTENTION, 1), (ATTENTION, 1), (RECURRENCE, 1)) == [True, True, True]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are generations of x86-64")
