@@ -237,8 +237,8 @@ class NativeForward(FastForward):
 
 
 def meetings(instructions: Sequence[Instruction | BoundInstruction]) -> Iterator[bool]:
-    """Whether all threads meet before each instruction: where a stage begins, and before one that uses the threads' room
-    while others may still read there what they have found of an attention.
+    """Whether all threads meet before each instruction: where a stage begins, and before one that uses the room of
+    the threads while others may still read there what was found of an attention.
     """
     stage, is_read = 0, False
     for one in instructions:
