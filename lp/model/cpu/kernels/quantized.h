@@ -581,17 +581,6 @@ static void add_panels(long rows, const Quantized<F>& weight, long panel, long f
         memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
 }
 
-// Calls multiply(first, count) for rows in as few tiles of at most `most` as possible, of about the same size.
-template <class Multiply>
-static void in_tiles(long rows, long most, Multiply multiply) {
-    const long num_tiles = (rows + most - 1) / most;
-    for (long tile = 0, done = 0; tile < num_tiles; tile++) {
-        const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
-        multiply(done, count);
-        done += count;
-    }
-}
-
 // DECODED_PANELS panels of more than MOST_IN_REGISTERS rows, whose codes are decoded once.
 template <class F, class InputsOf>
 static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,

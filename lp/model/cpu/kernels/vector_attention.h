@@ -31,20 +31,17 @@ static inline void fetch(const void* from, long num_bytes) {
     for (long byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch((const char*)from + byte, 0, 3);
 }
 
-// Calls tile(std::integral_constant<int, number of queries>, the first one) for tiles of about the same size.
+// Calls tile(std::integral_constant<int, count>, first) for a count of at most COUNT.
 template <int COUNT, class Tile>
 static inline void of_count(long count, long first, Tile tile) {
     if (count == COUNT) return tile(std::integral_constant<int, COUNT>{}, first);
     if constexpr (COUNT > 1) of_count<COUNT - 1>(count, first, tile);
 }
 
+// The same for all tiles of the queries.
 template <class Tile>
 static inline void in_query_tiles(long num_queries, Tile tile) {
-    const long num_tiles = (num_queries + QUERIES - 1) / QUERIES;
-    for (long n = 0; n < num_tiles; n++) {
-        const long first = num_queries * n / num_tiles;
-        of_count<QUERIES>(num_queries * (n + 1) / num_tiles - first, first, tile);
-    }
+    in_tiles(num_queries, QUERIES, [&](long first, long count) { of_count<QUERIES>(count, first, tile); });
 }
 
 // The numbers of LANES keys turned: to[d][key]. SIZE numbers of each key. IS_PART: only the first `count` are there, and
@@ -217,7 +214,8 @@ struct Factors {
     float before[MOST_QUERIES], added[MOST_QUERIES];
 };
 
-// Adds a block's largest scores and totals. In whole vectors: so all queries are computed by the same instructions.
+// Adds a block's largest scores and totals. In whole vectors and never inlined, so that the same instructions compute all
+// queries, whether one thread adds all blocks or several put theirs together.
 static __attribute__((noinline)) void add_weights(float* most, float* totals, const float* block_most,
                                                   const float* block_totals, long num_queries, Factors& factors) {
     for (long begin = 0; begin < num_queries; begin += LANES)
@@ -231,7 +229,7 @@ static __attribute__((noinline)) void add_weights(float* most, float* totals, co
         }
 }
 
-// What the weighted values are multiplied by at the end. sink: a score whose value is 0.
+// What the weighted values are multiplied by at the end. sink: a score whose value is 0. Never inlined, as `add_weights`.
 static __attribute__((noinline)) float factor_of(float most, float total, float sink) {
     const float largest = larger(most, sink), scale = exponential(most - largest);
     return scale / (total * scale + (sink > -INFINITY ? exponential(sink - largest) : 0.0f));
@@ -331,8 +329,8 @@ class VectorAttention {
 
     // Adds the block's sums to others, or stores them. Returns where the next block's are to be added.
     Sum* add_sums(Sum* sums, bool is_apart) {
-        if (is_apart) sums->clear(num_queries_);
-        merge(*sums, block_, num_queries_, 0, num_queries_);
+        if (is_apart) copy(block_, *sums, 0, num_queries_);
+        else merge(*sums, block_, num_queries_, 0, num_queries_);
         return sums + is_apart;
     }
 

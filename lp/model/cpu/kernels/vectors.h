@@ -78,3 +78,14 @@ static inline void turn(Vector* rows) {
             }
     }
 }
+
+// Calls compute(first, count) for rows or queries in as few tiles of at most `most` as possible, of about the same size.
+template <class Compute>
+static inline void in_tiles(long rows, long most, Compute compute) {
+    const long num_tiles = (rows + most - 1) / most;
+    for (long tile = 0, done = 0; tile < num_tiles; tile++) {
+        const long count = (rows - done + num_tiles - tile - 1) / (num_tiles - tile);
+        compute(done, count);
+        done += count;
+    }
+}
