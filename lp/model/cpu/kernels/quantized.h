@@ -16,6 +16,7 @@
 // K inputs, N outputs
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "experts.h"
@@ -586,7 +587,7 @@ template <class F, class InputsOf>
 static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,
                                InputsOf inputs_of, float* out) {
     alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE];
-    constexpr long MOST = MOST_DECODED_ROWS, LEAST = MOST / 2;
+    constexpr long MOST = MOST_DECODED_ROWS, LEAST = least_in_tile(MOST);
     for (long group = first; group < last; group += DECODED_GROUPS) {
         const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
         for (int column = 0; column < DECODED_PANELS; column++)
@@ -610,9 +611,9 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
     // put together.
-    constexpr int WIDE_ROWS = LANES < 16 ? 1 : F::IS_SPLIT ? 2 : 4, NARROW = LANES == 16 ? 2 : 1;
+    constexpr int WIDE_ROWS = LANES == 16 && !F::IS_SPLIT ? 4 : LANES == 4 ? 1 : 2, NARROW = LANES == 16 ? 2 : 1;
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
-    constexpr int MOST = MOST_TILE_ROWS, LEAST = WIDE_ROWS < MOST / 2 ? WIDE_ROWS + 1 : MOST / 2;
+    constexpr int MOST = MOST_TILE_ROWS, LEAST = std::min<long>(WIDE_ROWS + 1, least_in_tile(MOST));
     static thread_local std::vector<float> inputs_buffer, sums_buffer;
     const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
     for (long r = 0; r < rows; r++)

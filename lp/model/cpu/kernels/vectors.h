@@ -79,6 +79,9 @@ static inline void turn(Vector* rows) {
     }
 }
 
+// The fewest rows of one of several tiles of at most `most`.
+static constexpr long least_in_tile(long most) { return (most + 1) / 2; }
+
 // Calls compute(first, count) for rows or queries in as few tiles of at most `most` as possible, of about the same size.
 template <class Compute>
 static inline void in_tiles(long rows, long most, Compute compute) {
