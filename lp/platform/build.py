@@ -223,10 +223,13 @@ def compiled(text: str) -> Any:
 def start(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any
 ) -> None:
-    """Starts a kernel on the current stream: `grid` programs of `num_warps` warps."""
+    """Starts a kernel on the current stream: `grid` programs of `num_warps` warps.
+
+    Raises RuntimeError if the kernel cannot be compiled for this GPU, or needs more than the GPU has.
+    """
+    from triton.errors import TritonError  # which is no RuntimeError, as other failures of a GPU are
+
     try:
         kernel[grid](*arguments, num_warps=num_warps, num_stages=num_stages, **constants)
-    except Exception as error:
-        if type(error).__name__ == "OutOfResources":  # which is no RuntimeError, as all other failures of a GPU are
-            raise RuntimeError(f"a kernel needs more than this GPU has: {error}") from error
-        raise
+    except TritonError as error:
+        raise RuntimeError(f"a kernel cannot run on this GPU: {error}") from error

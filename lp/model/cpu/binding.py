@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lp.model.cpu.build import Libraries
 from lp.model.cpu.emit import Layer
-from lp.model.cpu.quantized import Norms, find_norms, kernel_format, pack_quantized, packed_bytes
+from lp.model.cpu.quantized import PANEL, Norms, find_norms, kernel_format, pack_quantized, packed_bytes
 from lp.model.cpu.source import Instruction, Source
 from lp.model.cpu.weights import Arena, pack, packed_shape
 from lp.model.program.steps import Constant, ExpertProduct, Product, Value, WeightKey, table_key, weight_key
@@ -37,7 +37,7 @@ class BoundInstruction:
 def bind(source: Source, libraries: Libraries) -> list[BoundInstruction]:
     """Packs every weight of a source's instructions once."""
     instructions = source.instructions
-    weights, experts = _pack_all(instructions, libraries.kernels.panel())
+    weights, experts = _pack_all(instructions, PANEL)
     weights |= _pack_quantized(source, libraries)
     constants: dict[int, Tensor] = {}
 

@@ -110,14 +110,12 @@ class NativeForward(FastForward):
         """See FastForward."""
         return self._step(given, incoming)
 
-    def times(
-        self, tree: TokenTree, cache: KVCache, num_logits: int, only_best: bool = False
-    ) -> list[tuple[int, float]]:
+    def times(self, tree: TokenTree, cache: KVCache, num_logits: int) -> list[tuple[int, float]]:
         """Runs a step; returns kind (see source.py) and seconds of each instruction, the wait for other threads
         included.
         """
         times = np.zeros(len(self._instructions) + 1)
-        self._step([SequenceRows(tree, cache, num_logits, only_best)], times=times)
+        self._step([SequenceRows(tree, cache, num_logits)], times=times)
         return list(zip([one.kind for one in self._instructions], np.diff(times).tolist(), strict=True))
 
     def __call__(self, given: Sequence[SequenceRows]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lp.model.quantization.joined import QuantizedExperts
 from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat
 
+# Outputs that are packed together, as in kernels/numbers.h.
 PANEL = 16
 # In kernels/quantized.h.
 SCALES = {torch.float16: "HALVES", torch.float32: "FLOATS", torch.uint8: "EXPONENTS"}

@@ -83,8 +83,11 @@ class Source:
     @property
     def fixed(self) -> tuple[object, ...]:
         """What is the same for all steps of a model that has one program."""
-        numbers = [[part for part in one.arguments if isinstance(part, int)] for one in self.instructions]
-        return self.functions, self.kernels, self.formats, numbers
+        instructions = [
+            (one.kind, one.number, one.is_last, [part for part in one.arguments if isinstance(part, int)])
+            for one in self.instructions
+        ]
+        return self.functions, self.kernels, self.formats, instructions
 
 
 def write(program: Program, stages: list[Stage], dtype: torch.dtype) -> Source:

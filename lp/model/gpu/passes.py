@@ -144,15 +144,8 @@ def _moved(step: Step, moved: dict[int, tuple[Value, int]]) -> Step:
             return replace(step, x=of(step.x), experts=of(step.experts))
         case Attention():
             return replace(step, query=of(step.query))
-        case Convolution():
-            return replace(step, x=of(step.x))
-        case Recurrence():
-            queries, keys, values, logs = (of(one) for one in (step.queries, step.keys, step.values, step.logs))
-            rates = step.rates and of(step.rates)
-            return replace(step, queries=queries, keys=keys, values=values, logs=logs, rates=rates)
-        case Scan():
-            queries, keys, values, times = (of(one) for one in (step.queries, step.keys, step.values, step.times))
-            return replace(step, queries=queries, keys=keys, values=values, times=times)
+        case Convolution() | Recurrence() | Scan():
+            raise AssertionError("models with recurrent layers have no program on a GPU")
 
 
 def look_up_apart(program: Program) -> None:

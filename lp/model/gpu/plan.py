@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lp.model.gpu.stage import Argument, StageKernel, write_stage
+from lp.model.gpu.terms import NestedTotal
 from lp.model.program.record import Inexpressible
 from lp.model.program.schedule import Stage
 from lp.model.program.steps import (
@@ -28,6 +29,7 @@ from lp.model.program.steps import (
     Recurrence,
     Scan,
     Shared,
+    Statement,
     TopK,
     Value,
     reads,
@@ -157,8 +159,7 @@ class _Plan:
         shared = self._shared()
         steps: list[StageKernel | Shared] = []
         for stage in self._stages:
-            kernel = write_stage(stage.statements, shared)
-            steps += [kernel] if kernel else []
+            steps += _kernels(stage.statements, shared)
             steps += stage.shared
         uses = [self._uses(step) for step in steps]
         dies: dict[int, int] = {id(value): number for number, used in enumerate(uses) for value in used}
@@ -224,3 +225,19 @@ class _Plan:
         if id(argument) not in self._bound:
             self._bound[id(argument)] = argument.tensor.detach().contiguous()
         return self._bound[id(argument)]
+
+
+def _kernels(statements: list[Statement], shared: set[int]) -> list[StageKernel]:
+    """The kernels of a stage: one, or several if one adds up what another one has to write before.
+
+    shared: the values that are in memory; those that one of these kernels leaves to another one are added.
+    """
+    try:
+        kernel = write_stage(statements, shared)
+    except NestedTotal as nested:
+        cut = next(number for number, one in enumerate(statements) if one is nested.statement)
+        before, after = statements[:cut], statements[cut:]
+        needed = {id(operand.source) for one in after for operand in reads(one)}
+        shared |= needed & {id(value) for one in before for value in written(one)}
+        return [*_kernels(before, shared), *_kernels(after, shared)]
+    return [kernel] if kernel else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from lp.model.gpu.index import Index, Piece, Split, Variable, place
-from lp.model.gpu.terms import INNER, Term, Terms, totals, variables, written_as
+from lp.model.gpu.terms import INNER, InnerTotal, Term, Terms, totals, variables, written_as
 from lp.model.program.steps import Keep, Operand, Statement, Value, written
 
 # Numbers that one program computes where it is free to take a part of a row.
@@ -68,7 +68,7 @@ def power_of_two(size: int) -> int:
 
 
 def find_sinks(statements: list[Statement], shared: set[int]) -> list[Sink]:
-    """shared: the values that other stages use as well. Raises Inexpressible."""
+    """shared: the values that other stages use as well. Raises Inexpressible and NestedTotal."""
     terms, sinks = Terms(statements, shared), []
     for statement in statements:
         if isinstance(statement, Keep) or any(id(value) in shared for value in written(statement)):
@@ -91,6 +91,10 @@ def _sinks_of(statement: Statement, terms: Terms) -> Iterator[Sink]:
         except Split as split:
             dim = names.index(split.variable.name)
             waiting = [[*pieces[:dim], _within(pieces[dim], one), *pieces[dim + 1 :]] for one in split.pieces] + waiting
+            continue
+        except InnerTotal:
+            names[len(sizes) - 1] = f"o{len(sizes) - 1}"
+            waiting.insert(0, pieces)
             continue
         domain = tuple(variable for index in indices for variable, _ in index.terms)
         yield Sink(target, place(out, indices), term, domain, width)

@@ -39,7 +39,10 @@ class StageKernel:
 
 
 def write_stage(statements: list[Statement], shared: set[int]) -> StageKernel | None:
-    """None if the stage writes nothing. shared: the values that other stages use as well. Raises Inexpressible."""
+    """None if the stage writes nothing. shared: the values that other stages use as well.
+
+    Raises Inexpressible and NestedTotal.
+    """
     parts = make_parts(find_sinks(statements, shared))
     if not parts:
         return None

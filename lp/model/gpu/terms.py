@@ -55,6 +55,18 @@ Term = Load | Lookup | Formula | Total
 INNER = "i"
 
 
+class InnerTotal(Exception):
+    """A total is different for every value of a variable called INNER, as the one that it runs over."""
+
+
+class NestedTotal(Exception):
+    """What a statement adds up depends on a total that is different for each of its terms."""
+
+    def __init__(self, statement: Reduce):
+        super().__init__("a sum of sums")
+        self.statement = statement
+
+
 class Terms:
     """Finds the terms of a stage's numbers. shared: the values that are in memory."""
 
@@ -66,7 +78,10 @@ class Terms:
                 self._writers[id(value)].append(statement)
 
     def outcome(self, statement: Statement, indices: list[Index]) -> Term:
-        """The number that a statement writes for the indices of its dimensions. Raises Split."""
+        """The number that a statement writes for the indices of its dimensions.
+
+        Raises Split, InnerTotal and NestedTotal.
+        """
         match statement:
             case Map():
                 out = statement.out.source
@@ -82,7 +97,7 @@ class Terms:
         raise AssertionError(statement)
 
     def read(self, operand: Operand, indices: list[Index]) -> Term:
-        """The number that an operand reads. Raises Split."""
+        """The number that an operand reads. Raises Split, InnerTotal and NestedTotal."""
         return self._at(operand.source, place(operand, indices))
 
     def _inputs(self, operands: tuple[Operand, ...], indices: list[Index]) -> tuple[Term, ...]:
@@ -99,14 +114,14 @@ class Terms:
         return Load(source, at)
 
     def _total(self, statement: Reduce, outer: list[Index]) -> Total:
+        if any(used.name == INNER for one in outer for used, _ in one.terms):
+            raise InnerTotal
         parts = []
         waiting = [Piece(0, 1, statement.sizes[-1])]
         while waiting:
             piece = waiting.pop(0)
             variable = Variable(INNER, piece.size)
             index = Index(piece.offset, ((variable, piece.step),))
-            if any(variable == used for one in outer for used, _ in one.terms):
-                raise Inexpressible("a sum that is different for every number of an array")
             try:
                 inputs = self._inputs(statement.inputs, [*outer, index])
             except Split as split:
@@ -117,6 +132,8 @@ class Terms:
                     for one in split.pieces
                 ] + waiting
                 continue
+            except InnerTotal:
+                raise NestedTotal(statement) from None
             parts.append((Formula(statement.formula, inputs), variable))
         return Total(tuple(parts), statement.is_maximum)
 

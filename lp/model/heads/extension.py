@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
 from torch.nn.functional import linear
 
 from lp.model.causal import CausalModel
@@ -16,6 +17,8 @@ from lp.model.heads.files import load_heads
 from lp.model.heads.hidden import can_give_hidden, output_of
 from lp.model.heads.loaded import LoadedHeads
 from lp.model.heads.medusa import HeadsInfo, Output
+from lp.model.quantization.parameter import QuantizedParameter
+from lp.model.quantization.part import unpack
 
 
 class HeadsExtension(Extension):
@@ -42,5 +45,12 @@ class HeadsExtension(Extension):
         module = output_of(main.model)
         output: Output = module
         if self._info.shares_output and main.fast is not None and main.fast.owns_weights:
-            output = partial(linear, **{name: weight.detach() for name, weight in module.named_parameters()})
+            output = partial(linear, **{name: _kept(weight) for name, weight in module.named_parameters()})
         main.heads = LoadedHeads(self._heads, output)
+
+
+def _kept(weight: Tensor) -> Tensor:
+    """The numbers of a parameter, which are still there when the parameter is freed."""
+    if isinstance(weight, QuantizedParameter):
+        return unpack(weight.quantized, None, weight.device)
+    return weight.detach()

@@ -23,19 +23,22 @@ from lp.tree import Answers
 
 
 def can_give_hidden(model: CausalModel) -> bool:
-    """Whether hidden states can be had: from the fast forward, or from the model's own, which has its weights then.
+    """Whether hidden states can be had: from the fast forward, or from the model's own, if that has its weights and is
+    the whole model.
 
     Only the last stage of a pipeline is asked for them.
     """
     fast = model.fast
-    return fast is None or not fast.owns_weights or fast.gives_hidden or not model.is_last_stage
+    if fast is None or fast.gives_hidden or not model.is_last_stage:
+        return True
+    return not fast.owns_weights and model.is_first_stage
 
 
 def run_with_hidden(model: CausalModel, given: Sequence[SequenceRows]) -> tuple[Tensor, Tensor]:
     """Runs the rows of some sequences, as CausalModel.forward_many does. Returns logits [L, V] and hidden states
     [L, D].
 
-    CUDA graphs and what PyTorch's compiler has made give no hidden states: then the model's own forward runs.
+    CUDA graphs give no hidden states: then the model's own forward runs.
     """
     model.memory.reserve([(rows.cache, len(rows.tree)) for rows in given])
     if (fast := model.fast) and fast.gives_hidden:

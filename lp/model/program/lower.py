@@ -185,6 +185,8 @@ class Lowering:
         formula = MAPS[name](**others)
         if name == "_to_copy" and out.dtype == torch.bool:
             formula = "1.0f * ({0} != 0.0f)"
+        if len(operation.args) > 2 or (numbers and "{1}" not in formula):
+            raise Inexpressible(f"{name} with {', '.join(map(str, operation.args[1:]))}")
         for number in numbers:
             formula = formula.replace("{1}", literal(number))
         self._add_map(formula, tensors, out)
@@ -282,6 +284,8 @@ class Lowering:
         self._reduce(operation, "{{}}", is_maximum=True)
 
     def _reduce(self, operation: Operation, finish: str, is_maximum: bool = False) -> None:
+        if len(operation.args) < 2:
+            raise Inexpressible(f"{operation.name} over all dimensions")
         tensor, dims = operation.args[:2]
         reduced = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
         row = self._known.row_of([tensor], tensor.dim())

@@ -1,8 +1,8 @@
 """The order in which a program's steps run: stages, between which threads wait for one another.
 
-A stage has statements, which treat every row by itself, and then the steps that all threads share: products and
-attention, which combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are
-computed, so steps that do not depend on one another share a stage.
+A stage has either statements, which treat every row by itself, or steps that all threads share: products and attention,
+which combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are computed,
+so steps that do not depend on one another share a stage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lp.model.program.steps import (
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps that run between two meetings of the threads. statements: what treats every row by itself."""
+    """Steps that run between two meetings of the threads: statements, or steps that the threads share."""
 
     statements: list[Statement]
     shared: list[Shared]

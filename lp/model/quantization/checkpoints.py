@@ -24,7 +24,7 @@ from lp.model.quantization.methods import AWQ, COMPRESSED, FP8, GPTQ, MXFP4, Met
 from lp.model.quantization.model import empty_model, fill, takes_quantized, without_twins
 from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import part_of
-from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize, summary
+from lp.model.quantization.weight import GROUP, IndexedWeight, Numbers, QuantizedWeight, WeightFormat, summary
 from lp.model.weight_files import FileKey, Matrices, Shard, WeightFiles, names_of
 from lp.platform.hardware import dtype_name
 
@@ -52,7 +52,7 @@ Outputs = slice | Tensor
 Unpack = Callable[[Tensor, Outputs], Tensor]
 
 
-class StoredWeight(QuantizedWeight):
+class StoredWeight(IndexedWeight):
     """A quantised weight of a checkpoint, in the tensors of its file."""
 
     def __init__(
@@ -81,13 +81,6 @@ class StoredWeight(QuantizedWeight):
     def free(self) -> None:
         self._packed = self._scales = torch.empty(0)
         self._zeros = None
-
-    def numbers(self, first: int, last: int) -> Numbers:
-        return self._numbers(slice(first, last))
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        numbers = self._numbers(outputs.reshape(-1))
-        return dequantize(self.format, numbers).view(*outputs.shape, self.num_inputs)
 
     def _numbers(self, outputs: Outputs) -> Numbers:
         codes, at = self._unpack(self._packed, outputs), outputs

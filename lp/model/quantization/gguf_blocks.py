@@ -14,7 +14,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from lp.model.quantization.weight import Numbers, QuantizedWeight, WeightFormat, dequantize
+from lp.model.quantization.weight import IndexedWeight, Numbers, WeightFormat
 
 # Twice the numbers of E2M1, which lie beside the halves of their scales in a block.
 E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
@@ -29,7 +29,7 @@ class BlockType:
     split: Callable[[Tensor], Numbers]
 
 
-class GgufWeight(QuantizedWeight):
+class GgufWeight(IndexedWeight):
     """A quantised tensor of a GGUF file, whose bytes are those of the file."""
 
     def __init__(self, blocks: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None = None):
@@ -47,12 +47,6 @@ class GgufWeight(QuantizedWeight):
 
     def free(self) -> None:
         self._blocks = self._blocks.new_empty(0)
-
-    def numbers(self, first: int, last: int) -> Numbers:
-        return self._numbers(slice(first, last))
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        return dequantize(self.format, self._numbers(outputs.reshape(-1))).view(*outputs.shape, self.num_inputs)
 
     def _numbers(self, outputs: slice | Tensor) -> Numbers:
         blocks = self._blocks[outputs if self._order is None else self._order[outputs]]
@@ -126,8 +120,8 @@ def _split_q6_k(blocks: Tensor) -> Numbers:
 
 
 def _split_mxfp4(blocks: Tensor) -> Numbers:
-    """The codebook holds twice the numbers, so the exponents are one less."""
-    return Numbers(_nibbles(blocks[..., 1:], 16), blocks[..., 0] - 1)
+    """The codebook holds twice the numbers, so the exponents are one less. A block of zeros has exponent 0."""
+    return Numbers(_nibbles(blocks[..., 1:], 16), blocks[..., 0].clamp(min=1) - 1)
 
 
 def _split_iq4_nl(blocks: Tensor) -> Numbers:

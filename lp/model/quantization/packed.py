@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lp.model.quantization.joined import QuantizedExperts
-from lp.model.quantization.weight import AT_ONCE, GROUP, Numbers, QuantizedWeight, WeightFormat, as_float, dequantize
+from lp.model.quantization.weight import AT_ONCE, GROUP, IndexedWeight, Numbers, QuantizedWeight, WeightFormat, as_float
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Planes:
         return replace(made, minima=made.scales) if self.minima is self.scales else made
 
 
-class PackedWeight(QuantizedWeight):
+class PackedWeight(IndexedWeight):
     """A weight in planes on a device, or some outputs of one, which shares its memory.
 
     owner: the weight whose outputs these are, from `first` on; None if it is no part of another one.
@@ -83,13 +83,6 @@ class PackedWeight(QuantizedWeight):
         return PackedWeight(
             self.format, self.num_inputs, self.dtype, self.planes.like(planes), owner, self.first + first
         )
-
-    def numbers(self, first: int, last: int) -> Numbers:
-        return self._numbers(slice(first, last))
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        numbers = self._numbers(outputs.reshape(-1).to(self.device))
-        return dequantize(self.format, numbers).view(*outputs.shape, self.num_inputs)
 
     def _numbers(self, outputs: slice | Tensor) -> Numbers:
         planes = {name: plane[:, outputs].transpose(0, 1) for name, plane in self.planes.all().items()}

@@ -26,7 +26,7 @@ from lp.model.quantization.joined import JoinedWeight, QuantizedExperts
 from lp.model.quantization.model import empty_model, fill, takes_quantized, twins_of, without_twins
 from lp.model.quantization.packed import pack_for
 from lp.model.quantization.part import check_inputs
-from lp.model.quantization.weight import GROUP, Numbers, QuantizedWeight, WeightFormat, dequantize
+from lp.model.quantization.weight import GROUP, IndexedWeight, Numbers, QuantizedWeight, WeightFormat
 from lp.model.weight_files import FileKey, Joined, Matrices, Shard, WeightFiles
 from lp.platform.hardware import dtype_name
 
@@ -59,7 +59,7 @@ class Weights(StrEnum):
     int4 = "int4"
 
 
-class IntegerWeight(QuantizedWeight):
+class IntegerWeight(IndexedWeight):
     """A weight of integers, with a scale for each group of 32 inputs."""
 
     def __init__(self, packed: Tensor, scales: Tensor, bits: int, dtype: torch.dtype):
@@ -77,12 +77,6 @@ class IntegerWeight(QuantizedWeight):
 
     def free(self) -> None:
         self._packed = self._scales = torch.empty(0)
-
-    def numbers(self, first: int, last: int) -> Numbers:
-        return self._numbers(slice(first, last))
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        return dequantize(self.format, self._numbers(outputs.reshape(-1))).view(*outputs.shape, self.num_inputs)
 
     def _numbers(self, outputs: slice | Tensor) -> Numbers:
         codes = self._packed[outputs]

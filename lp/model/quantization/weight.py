@@ -112,6 +112,21 @@ class QuantizedWeight(ABC):
             yield dequantize(self.format, self.numbers(first, min(first + at_once, self.num_outputs)))
 
 
+class IndexedWeight(QuantizedWeight):
+    """A weight of which the numbers of any outputs are found in the same way."""
+
+    @abstractmethod
+    def _numbers(self, outputs: slice | Tensor) -> Numbers:
+        """outputs: int64 [n] on the weight's device, or a slice."""
+
+    def numbers(self, first: int, last: int) -> Numbers:
+        return self._numbers(slice(first, last))
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        numbers = self._numbers(outputs.reshape(-1).to(self.device))
+        return dequantize(self.format, numbers).view(*outputs.shape, self.num_inputs)
+
+
 def summary(weights: Iterable[QuantizedWeight]) -> str:
     """How many weights there are in each format, and the memory that they take."""
     found = [*weights]

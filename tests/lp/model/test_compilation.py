@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import softplus
 
 from lp import Engine, Lookahead, Sampling
 from lp.engine.engine import SingleDevice
@@ -101,6 +103,23 @@ def test_a_failure_is_logged_and_does_no_harm(
         "the forward is not compiled: the compiler is out of order (model.compile=off does not try it)"
     ]
     with pytest.raises(ValueError, match=r"model\.compile=on: the compiler is out of order; use model\.compile=off"):
+        make_fast(model, CompileMode.on, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: softplus(x, beta=2.0), "softplus with 2.0"),
+        (lambda x: x * x.sum(), "sum.default over all dimensions"),
+    ],
+    ids=["a number", "no dimension"],
+)
+def test_operations_that_have_no_formula_are_named(
+    change: Callable[[Tensor], Tensor], reason: str, load_plain: Callable[[str], CausalModel], tmp_path: Path
+) -> None:
+    model = load_plain("llama")
+    model.model.model.layers[0].mlp.forward = change
+    with pytest.raises(ValueError, match=f"model.compile=on: .*{reason}"):
         make_fast(model, CompileMode.on, tmp_path)
 
 

@@ -110,9 +110,6 @@ static void run_program(const Step& step, const Kernels& kernels, const Instruct
 }
 
 extern "C" {
-// Outputs of a product's weight that are packed together.
-long panel() { return PANEL; }
-
 // rates: of a scan; else null.
 void replay_rows(const float* before, float* after, const float* left, const long* rows, const float* rates, long num_rows,
                  long num_heads, long num_key_heads, long key_size, long size, long num_threads) {

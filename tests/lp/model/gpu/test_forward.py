@@ -72,6 +72,18 @@ def test_trees_get_the_models_own_logits(
         pages.cache.keep(path)
 
 
+def test_sums_that_differ_for_every_number(
+    load_model: Callable[[str, str], CausalModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router looks scores up by sums over all experts for each chosen one, and the scores are sums over groups."""
+    interpret(monkeypatch)
+    model = load_model("deepseek_v3", "float32")
+    cache, pages = model.make_cache(1), Pages(cache_shapes(translate(model, 5)), 1, model.dtype)
+    tree = random_tree(np.random.default_rng(0), 1)
+    own = model.forward(tree, cache, 1)
+    assert relative_error(pages.run(make_fused(model, pages.arena), tree, 1), own) < 1e-5
+
+
 def test_merged_weights_are_still_the_models_own(
     load_model: Callable[[str, str], CausalModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,13 @@ def test_numbers_are_those_of_the_package(kind: GGMLQuantizationType) -> None:
     assert torch.equal(weight.rows(chosen), expected[chosen])
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_blocks_of_zeros_are_zeros(kind: GGMLQuantizationType) -> None:
+    made = blocks(np.zeros((2, 256), np.float32), kind)
+    weight = GgufWeight(torch.from_numpy(made), int(kind), torch.float32)
+    assert not weight.rows(torch.arange(2)).any()
+
+
 @pytest.fixture
 def write(tmp_path: Path, own_cache: Path) -> Callable[..., Path]:
     return lambda *kinds, **changes: write_gguf(tmp_path / f"{'-'.join(kinds)}.gguf", kinds=kinds, **SIZES | changes)
