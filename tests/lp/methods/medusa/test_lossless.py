@@ -86,7 +86,7 @@ def test_other_architectures_and_heads_that_share_the_output(
 def test_heads_that_share_a_quantised_output(
     checkpoint_folder: Callable[[str], Path], heads_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Compiled natively, the model has no weights any more; those of the output embedding are unpacked for the heads."""
+    """Compiled natively, the model has no weights any more; those of its output are unpacked for the heads."""
     heads = str(heads_of("llama", shares_output=True))
     engine = Engine.from_pretrained(str(checkpoint_folder("llama")), heads=heads, compile="on", weights="int8")
     plain, drafted = (decode(engine, PROMPTS[2], how) for how in (Autoregressive(), Medusa()))
