@@ -147,7 +147,7 @@ def generate(
     prompt = input_ids[0].tolist()
     sampling = sampling_of(generation_config, len(prompt))
     most = max(0, generation_config.max_length - len(prompt))
-    with _with_trees(model) as causal:
+    with _with_trees(model, generation_config) as causal:
         sampling.check(causal.vocab_size)
         tokens = _Tokens(input_ids, most, stopping_criteria, _streamer_of_caller() if streamer is None else streamer)
         _decode(causal, prompt, settings, sampling, _learnt[model], tokens)
@@ -156,13 +156,13 @@ def generate(
 
 
 @contextmanager
-def _with_trees(model: PreTrainedModel) -> Iterator[CausalModel]:
-    """The model with tree attention, and a DraftHistory for it."""
+def _with_trees(model: PreTrainedModel, generation_config: GenerationConfig) -> Iterator[CausalModel]:
+    """The model with tree attention and the end tokens of a call, and a DraftHistory for it."""
     before: Any = model.config._attn_implementation
     was_training = model.training
     text = model.config.get_text_config(decoder=True)
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 2048
-    eos = model.generation_config.eos_token_id if model.generation_config else None
+    eos = generation_config.eos_token_id
     ends = [] if eos is None else [int(one) for one in (eos if isinstance(eos, list) else [eos])]
     # Caches of this model alone, with memory of their own, which one kind of attention on a GPU reads.
     kind = AttentionKind.auto if model.device.type == "cpu" else AttentionKind.sdpa

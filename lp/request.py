@@ -384,8 +384,9 @@ class BeamResult(NamedTuple):
 class Output:
     """What one step added to one request.
 
-    text may lag behind tokens while a character or a possible stop string is incomplete. engine: what the engine has
-    done since it last said so; None for all but one progress of a step. prompt_logprobs: of the prompt's tokens from
+    text may lag behind tokens while a character or a possible stop string is incomplete. stats: of the request, which
+    count on while it runs. engine: what the engine has done since it last said so; None for all but one output of a
+    step. prompt_logprobs: of the prompt's tokens from
     the second one on, with the first tokens or the end if they are asked for; else None. beams: the texts of a beam
     search or of decode=best_of, at its end. trace: what the step did, if the request asks for it; None with what is no
     step, such as the end of a cancelled request. embedding: of the prompt, with the end of a request that asks for it.
@@ -454,15 +455,15 @@ class Completion:
     beams: BeamResult | None = None
     trace: list[StepTrace] = field(default_factory=list)
 
-    def extend(self, progress: Output) -> None:
-        self.text += progress.text
-        self.token_ids += progress.tokens
-        if progress.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *progress.logprobs]
-        if progress.prompt_logprobs is not None:
-            self.prompt_logprobs = progress.prompt_logprobs
-        if progress.trace is not None:
-            self.trace.append(progress.trace)
-        self.finish_reason = progress.finish_reason
-        self.beams = progress.beams
-        self.stats = progress.stats
+    def extend(self, output: Output) -> None:
+        self.text += output.text
+        self.token_ids += output.tokens
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *output.logprobs]
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if output.trace is not None:
+            self.trace.append(output.trace)
+        self.finish_reason = output.finish_reason
+        self.beams = output.beams
+        self.stats = output.stats

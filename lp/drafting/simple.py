@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
@@ -136,8 +136,8 @@ class _Recycled:
 
     def propose(self, path: int, position: int) -> Proposals:
         by_two, by_one = self._newest.pairs.get(path & PAIR), self._newest.tokens.get(path & TOKEN)
-        found: Proposals = [] if by_two is None else [(self._first_of_two, by_two)]
-        return found if by_one is None or by_one == by_two else [*found, (self._first_of_one, by_one)]
+        found: Proposals = [(self._first_of_two, by_two)] if _is_answer(by_two) else []
+        return [*found, (self._first_of_one, by_one)] if _is_answer(by_one) and by_one != by_two else found
 
     def learn(self, observation: Observation) -> None:
         if observation.answers is None:
@@ -147,6 +147,11 @@ class _Recycled:
         ends = pairs([tokens[parent] for parent in parents], tokens)
         ends[0] = observation.root.context & PAIR  # the token before the root is not in the tree
         self._newest.add(ends, list(map(tuple, candidates.tolist())), right_rows)
+
+
+def _is_answer(candidates: tuple[int, ...] | None) -> TypeGuard[tuple[int, ...]]:
+    """Whether there are tokens: a row after which no token may follow is answered by a number below 0."""
+    return candidates is not None and candidates[0] >= 0
 
 
 # What a source must have.

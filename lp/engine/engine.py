@@ -247,9 +247,11 @@ class Engine:
                 return []
             batch = self.in_flight.popleft()
             self.committed = self._finish(batch)
-            if self.runner.is_asynchronous:
-                self._start_batches()
-            self.scheduler.account(batch)
+            try:
+                if self.runner.is_asynchronous:
+                    self._start_batches()
+            finally:
+                self.scheduler.account(batch)
         return self._make_outputs()
 
     def _start_batches(self) -> None:

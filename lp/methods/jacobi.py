@@ -70,7 +70,8 @@ class JacobiDecoder(Decoder):
         if self.chains is None:
             return self.size
         if self.trial is None or not self.trial.num_left:
-            self.trial = self.chains.lengths.choose()
+            following = self.trial and self.trial.following
+            self.trial = following or self.chains.lengths.choose()
         return self.trial.size.columns
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:

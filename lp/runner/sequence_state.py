@@ -37,6 +37,10 @@ class CachedTokens:
                 copy.states.mark = self.cache.states.mark
             self.cache = copy
 
+    def forget_last(self) -> None:
+        """The rows of the last forward have no keys and values, as it failed."""
+        self.last = NO_ROWS
+
     def drop(self) -> None:
         """Gives the cache's memory back."""
         self.cache.release()

@@ -98,6 +98,16 @@ class SingleDevice(ForwardRunner):
         """Computes the steps' trees in one forward, and with them the tokens that the caches lack: of prompts, or those
         that other ranks have computed. A CPU is done when this returns, a GPU is not.
         """
+        try:
+            return self._launch(steps)
+        except BaseException:
+            for step in steps:
+                self.states[step.sequence.id].forget_last()
+                if self.second and (state := self.second.states.get(step.sequence.id)):
+                    state.forget_last()
+            raise
+
+    def _launch(self, steps: list[StepInput]) -> Pending:
         if len(steps) == 1 and len(steps[0].tree):
             return self._launch_alone(steps[0])
         given = self.rows_of(steps)

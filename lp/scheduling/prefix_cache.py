@@ -32,10 +32,11 @@ class Prefix(NamedTuple):
 
 
 class FinishedSequence(NamedTuple):
-    """A finished sequence whose keys and values are kept. owner: of its request."""
+    """A finished sequence whose keys and values are kept. owner, prompt_length: of its request."""
 
     id: str
     tokens: list[int]
+    prompt_length: int
     owner: str | None
 
 
@@ -68,7 +69,10 @@ class PrefixCache:
 
     def finished(self) -> list[FinishedSequence]:
         """All that are kept, in their order."""
-        return [FinishedSequence(name, kept.sequence.tokens, kept.owner) for name, kept in self._kept.items()]
+        return [
+            FinishedSequence(name, kept.sequence.tokens, kept.sequence.prompt_length, kept.owner)
+            for name, kept in self._kept.items()
+        ]
 
     def keeps(self, sequence: TokenSequence) -> bool:
         """Whether it is worth keeping a sequence that has ended."""

@@ -209,9 +209,9 @@ class Scheduler:
 
         open_sequences: those that the runner has open, by their ids. The ones that are not kept are closed.
         """
-        for name, tokens, owner in finished:
+        for name, tokens, prompt_length, owner in finished:
             if (sequence := open_sequences.pop(name, None)) is None:
-                sequence = TokenSequence(name, tokens, len(tokens), Sampling(0.0, seed=0))
+                sequence = TokenSequence(name, tokens, prompt_length, Sampling(0.0, seed=0))
                 self.runner.open(sequence)
             sequence.tokens = tokens  # another rank may have computed more of it
             self.prefixes.add(sequence, owner)
@@ -259,7 +259,12 @@ class Scheduler:
         a running request is computing.
         """
         new = [
-            one for one in admitted if not one.num_computed and one.num_uncomputed and one not in self._without_prefix
+            one
+            for one in admitted
+            if not one.num_computed
+            and one.num_uncomputed
+            and one not in self._without_prefix
+            and one not in self._in_flight
         ]
         waiting = waiting_for_prefixes(self._shares_with, new, admitted)
         found = [(one, self.prefixes.find(one.sequence.tokens, one.owner)) for one in new if one not in waiting]

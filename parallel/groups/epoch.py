@@ -183,9 +183,10 @@ def still_held(channel: Channel, own: list[FinishedSequence], runner: Runner) ->
     shared = channel.collect([[*one, number] for one, number in zip(own, held, strict=True)])
     found: dict[str, FinishedSequence] = {}
     for several in zip_longest(*(reversed(of_rank) for of_rank in shared)):
-        for name, tokens, owner, number in filter(None, several):
-            if len(tokens) - 1 - number <= MOST_LACKING:
-                found.setdefault(name, FinishedSequence(name, tokens, owner))
+        for *fields, number in filter(None, several):
+            one = FinishedSequence(*fields)
+            if len(one.tokens) - 1 - number <= MOST_LACKING:
+                found.setdefault(one.id, one)
     return list(reversed(found.values()))
 
 

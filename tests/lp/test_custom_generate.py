@@ -55,6 +55,15 @@ def test_an_end_of_sequence_ends_the_text(model_of: Callable[[str], Any]) -> Non
         assert found.tolist() == expected.tolist() and found[0, -1] == end
 
 
+def test_the_calls_own_end_of_sequence_waits_for_the_least_number_of_tokens(model_of: Callable[[str], Any]) -> None:
+    model = model_of("llama")
+    end = model.generate(prompt(), do_sample=False, max_new_tokens=30)[0, 34].item()
+    given = {"do_sample": False, "eos_token_id": end, "min_new_tokens": 10, "max_new_tokens": 16}
+    expected = model.generate(prompt(), **given)
+    found = model.generate(prompt(), custom_generate=lp.generate, **given)
+    assert found.tolist() == expected.tolist() and len(found[0]) >= 40
+
+
 class EndsAt(StoppingCriteria):
     """Stops after a length, and notes the lengths that it has seen."""
 

@@ -20,10 +20,11 @@ public:
         ends_.clear();
     }
 
-    // Adds a list for the row that is being asked about. It ends at the first NONE. No list is empty.
+    // Adds a list for the row that is being asked about. It ends at the first number that is no token: NONE, or what
+    // answers a row after which no token may follow. No list is empty.
     void add(int32_t kind, const int32_t* candidates, int most) {
         int count = 0;
-        while (count < most && candidates[count] != NONE) ++count;
+        while (count < most && candidates[count] >= 0) ++count;
         if (!count) return;
         lists_.push_back({kind, int32_t(candidates_.size()), count});
         candidates_.insert(candidates_.end(), candidates, candidates + count);

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from lp import Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp import Auto, Autoregressive, Engine, Lookahead, Sampling, Stopping
+from lp.model.causal import CausalModel
 from lp.request import Sequence
 from lp.runner.runner import StepInput
 from lp.runner.single_device import SingleDevice
 from lp.tree import Answers
+from tests.lp.test_lossless import make_prompt
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 
@@ -116,6 +120,41 @@ def test_nan_ends_only_the_request_in_which_it_occurs(checkpoint_folder: Callabl
         head[3] = healthy
     assert engine.is_idle
     assert len(engine.generate([5, 9, 5], max_new_tokens=5, sampling=GREEDY).token_ids) == 5
+
+
+def test_rows_after_which_nothing_may_come_give_no_drafts(llama: Engine) -> None:
+    """Every pair of the few tokens that are allowed has been used soon, and no pair may come twice."""
+    rng, prompt = np.random.default_rng(0), [5, 9, 7, 8, 7, 8, 7, 8]
+    for size in (3, 4, 5) * 4:
+        allowed = [7, 8, *rng.integers(2, 60, size - 2).tolist()]
+        sampling = Sampling(temperature=0.0, seed=0, no_repeat_ngram=2, allowed_token_ids=allowed)
+        plain, drafted = (
+            llama.generate(prompt, decode=how, max_new_tokens=30, sampling=sampling) for how in (Autoregressive(), Auto())
+        )
+        assert drafted.token_ids == plain.token_ids and drafted.finish_reason == plain.finish_reason
+
+
+def test_a_step_that_failed_is_computed_again(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = make_prompt(60, 1)
+    expected = llama.generate(prompt, max_new_tokens=12, sampling=GREEDY).token_ids
+    run, calls = CausalModel.forward_many, 0
+
+    def run_once_in_vain(self: CausalModel, *arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise MemoryError
+        return run(self, *arguments)
+
+    llama.scheduler.reset_prefixes()
+    monkeypatch.setattr(CausalModel, "forward_many", run_once_in_vain)
+    llama.add_request(llama.request_builder.build(prompt, None, GREEDY, Stopping(max_new_tokens=12)))
+    with pytest.raises(MemoryError):
+        llama.step()
+    tokens: list[int] = []
+    while not llama.is_idle:
+        tokens += [token for output in llama.step() for token in output.tokens]
+    assert tokens == expected
 
 
 def test_nan_off_the_accepted_path_changes_nothing(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,11 @@ def test_guesses_that_are_right_become_more() -> None:
     assert sum(sizes[-200:]) / 200 > 16
 
 
+def test_the_longest_chain_is_used_where_rows_cost_little() -> None:
+    sizes = sizes_of(constant, DraftHistory(StepTimes((1, 65), (1.02, 2.3))))
+    assert sizes.count(LONGEST_CHAIN) > len(sizes) / 2
+
+
 def test_later_requests_begin_with_what_was_learnt() -> None:
     history = DraftHistory(TIMES)
     before = sizes_of(constant, history)
