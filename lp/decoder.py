@@ -108,7 +108,7 @@ class AheadYields(NamedTuple):
 class Decoder(ABC):
     """Plans trees for one sequence and learns from what the model answers.
 
-    tree: the one planned last. ends_at_once: whether nothing is told before the end; then `result` has the texts, and
+    tree: the one planned last. ends_at_once: whether nothing is output before the end; then `result` has the texts, and
     the accepted tokens are those with which all texts begin.
     """
 

@@ -23,7 +23,7 @@ COUNTED = (
 class EngineCounts:
     """What an engine has done, for all requests together.
 
-    steps: forwards, each of which may serve many requests. rows: of all their trees, and of the prompts that were fed.
+    steps: forwards, each of which may serve many requests. rows: of all their trees, and of prefills.
     sequences: how often a request took part in a step. expected: tokens that the trees were expected to yield.
     preemptions: how often a request lost its room.
     """

@@ -147,8 +147,8 @@ class ClockedText(DraftedText):
 
     clock: StepClock
 
-    def feed(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
-        for rows in super().feed(tokens, most_rows):
+    def prefill(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
+        for rows in super().prefill(tokens, most_rows):
             self.clock.add_forward(len(rows.tree))
             yield rows
 

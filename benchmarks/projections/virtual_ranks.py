@@ -191,7 +191,7 @@ class VirtualRanks(ForwardRunner):
     def _copy_tokens(self, copy: Copy, sequence: Sequence) -> float:
         """Copies keys and values from rank to rank. Returns the seconds of that."""
         begin_s, model = self._clock(), self.ranks[0].model
-        source, target = (self.ranks[rank].settled_cache(sequence) for rank in (copy.source, copy.target))
+        source, target = (self.ranks[rank].committed_cache(sequence) for rank in (copy.source, copy.target))
         target.length = copy.begin
         target.append(source.export(copy.begin, copy.end), model.cache_shapes)
         return self._clock() - begin_s
@@ -199,14 +199,14 @@ class VirtualRanks(ForwardRunner):
     def _compute_missing(self, rank: int, sequence: Sequence, length: int) -> float:
         """Computes a few tokens that were not worth a copy. Returns the seconds of that."""
         begin_s = self._clock()
-        if self.ranks[rank].settled_cache(sequence).length < length:
+        if self.ranks[rank].committed_cache(sequence).length < length:
             self.ranks[rank].launch([StepInput(sequence, NO_ROWS, length)])()
         return self._clock() - begin_s
 
     @torch.inference_mode()
     def _compute_part(self, rank: int, sequence: Sequence, begin: int, end: int) -> float:
         """Computes tokens of a split prompt behind those that the rank has. Returns the seconds of that."""
-        begin_s, model, cache = self._clock(), self.ranks[rank].model, self.ranks[rank].settled_cache(sequence)
+        begin_s, model, cache = self._clock(), self.ranks[rank].model, self.ranks[rank].committed_cache(sequence)
         cache.reserve(end - begin)
         if not cache.is_written:
             assert isinstance(cache, ContiguousCache), "an arena's layers are always there"

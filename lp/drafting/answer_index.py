@@ -10,7 +10,6 @@ output stays the same: it only proposes drafts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +59,6 @@ class NewestAnswers:
             while len(table) > self.capacity:
                 del table[next(iter(table))]
 
-    def find(self, path: int) -> tuple[int, ...] | None:
-        """The answer after the last two tokens of a path, else the one after its last token."""
-        return self.pairs.get(path & PAIR) or self.tokens.get(path & TOKEN)
-
 
 class AnswerIndex:
     """Answers that do not change, as read from a file.
@@ -80,14 +75,6 @@ class AnswerIndex:
         self.pairs = (arrays["pairs"].astype(np.int64) + OFFSET) @ np.array([1 << BITS, 1])
         self.tokens = arrays["tokens"].astype(np.int64) + OFFSET
 
-    @cached_property
-    def _row_of_pair(self) -> dict[int, int]:
-        return dict(zip(self.pairs.tolist(), range(len(self.pairs)), strict=True))
-
-    @cached_property
-    def _row_of_token(self) -> dict[int, int]:
-        return dict(zip(self.tokens.tolist(), range(len(self.tokens)), strict=True))
-
     @property
     def num_pairs(self) -> int:
         return len(self.pairs)
@@ -102,16 +89,6 @@ class AnswerIndex:
         found.pairs.update(zip(self.pairs.tolist(), map(tuple, self.pair_answers.tolist()), strict=True))
         found.tokens.update(zip(self.tokens.tolist(), map(tuple, self.token_answers.tolist()), strict=True))
         return found
-
-    def after_two(self, path: int) -> list[int] | None:
-        """[K] the answer after the last two tokens of a path."""
-        row = self._row_of_pair.get(path & PAIR)
-        return None if row is None else self.pair_answers[row].tolist()
-
-    def after_one(self, path: int) -> list[int] | None:
-        """[K] the answer after the last token of a path."""
-        row = self._row_of_token.get(path & TOKEN)
-        return None if row is None else self.token_answers[row].tolist()
 
 
 def put(

@@ -51,14 +51,14 @@ class Learnt(NamedTuple):
     trials: list[float]
 
 
-def merge(told: Sequence[Sequence[Sequence[Any]]]) -> list[Learnt]:
+def merge(learnt: Sequence[Sequence[Sequence[Any]]]) -> list[Learnt]:
     """What several ranks have learnt, as one; equal on all of them.
 
-    told: what each rank has learnt. A kind is as likely as in the trials of all ranks together, and counts for as many
+    learnt: of each rank. A kind is as likely as in the trials of all ranks together, and counts for as many
     trials as it has on the rank with the most, so that what comes later changes it as fast as ever.
     """
     by_key: dict[tuple[object, ...], list[Learnt]] = {}
-    for one in (Learnt(*values) for of_rank in told for values in of_rank):
+    for one in (Learnt(*values) for of_rank in learnt for values in of_rank):
         by_key.setdefault(tuple(one.key), []).append(one)
     return [Learnt(list(key), *_merged(several)) for key, several in by_key.items()]
 

@@ -40,7 +40,7 @@ log = logging.getLogger("lookahead")
 # Before a checkpoint is read, it may have any heads.
 UNKNOWN_HEADS = (1, 1)
 
-# Measures step times anew and keeps them. All ranks that share steps call it together, with no step under way.
+# Writes step times that were learnt to the disk.
 KeepTimes = Callable[[StepTimes], None]
 
 

@@ -40,10 +40,6 @@ class ConstrainedDecoder(Decoder):
         return self.inner.num_candidates
 
     @property
-    def num_drafts(self) -> int:
-        return len(self.tree) - 1
-
-    @property
     def expected(self) -> float:
         return self.inner.expected + ODDS * len(self._sure)
 
@@ -83,9 +79,6 @@ class ConstrainedDecoder(Decoder):
         ends = [(num_sure + places[row], chain) for row, chain in legal.ends]
         self.tree = _extend(tree, ends, MOST_BELOW)
         return self.tree
-
-    def keep(self, rows: Sequence[int]) -> TokenTree:
-        raise AssertionError("a grammar is the outermost decoder")
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         has_dead_ends = bool((answers.targets == DEAD_END).any())  # which nobody learns from: they are no tokens

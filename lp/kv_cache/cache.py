@@ -1,8 +1,7 @@
 """The interface of a KV cache: the keys and values of one sequence, followed by those of the rows of a step.
 
 A step writes its rows behind the cached tokens. The rows that became part of the sequence are then kept, in order, and
-the next step overwrites the others. Knows nothing of why a row is kept, or of where keys and values lie: that is in
-lp/kv_cache/.
+the next step overwrites the others. Where keys and values lie is in arena.py and contiguous.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lp.decoder import Decoder, Described
+from lp.decoder import Decoder
 from lp.request import DecodingContext, DecodingMethod, Request, RowBounds
 from lp.tree import Accepted, Answers, CountDrafts, TokenTree, chain, no_drafts, verify
 
@@ -37,9 +37,6 @@ class AutoregressiveDecoder(Decoder):
 
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         return verify(self.tree, answers.targets), no_drafts
-
-    def describe(self) -> Described:
-        return Described(["root"])
 
     def fingerprint(self) -> int:
         return 0

@@ -1,5 +1,5 @@
 """The best of several sampled texts: its samples are sequences that share steps and the prompt's keys and values, and
-nothing is told of them before the last has ended. Another method drafts.
+nothing of them is output before the last has ended. Another method drafts.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lp.decoder import Decoder, Described
-from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, no_drafts, verify
+from lp.tree import Accepted, Answers, CountDrafts, Drafted, TokenTree, TreeBuilder, greatest_depth, no_drafts, verify
 
 
 class Continuation(NamedTuple):
@@ -121,7 +121,7 @@ class PoolDecoder(Decoder):
 
     def add_drafts(self, builder: TreeBuilder, token: int, room: int, wanted: int) -> None:
         """Adds drafts that may follow the root's token. The others: see Decoder.plan."""
-        self.sources = merge(builder, self.feed.pool.lookup(token, self.guesses), min(room, wanted - 1))
+        self.sources = merge(builder, self.feed.pool.lookup(token, self.guesses), greatest_depth(room, wanted))
 
     def plan(self, tokens: Sequence[int], room: int, wanted: int) -> TokenTree:
         builder = TreeBuilder(tokens[-1])

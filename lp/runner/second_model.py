@@ -49,7 +49,7 @@ class SecondModelStates:
     def add_to(self, asked: Sequence[Asked], steps: Sequence[StepInput]) -> list[Asked]:
         """What is asked of steps, with this model's logits where they are needed.
 
-        asked: of each step that has a tree, in the order of the steps. Prompts that are fed are fed here, too.
+        asked: of each step that has a tree, in the order of the steps. Prompts are prefilled here, too.
         """
         own = [step for step in steps if step.sequence.id in self.states]
         found = self._logits([_without_scores(step) for step in own]) if own else {}

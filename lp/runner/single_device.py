@@ -111,13 +111,13 @@ class SingleDevice(ForwardRunner):
         if len(steps) == 1 and len(steps[0].tree):
             return self._launch_alone(steps[0])
         given = self.rows_of(steps)
-        # A sequence that is only fed may lack nothing. Those that are answered alike lie side by side.
-        fed = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
+        # A sequence without a tree may lack nothing. Those that are answered alike lie side by side.
+        prefilled = [number for number, step in enumerate(steps) if not len(step.tree) and len(given[number].tree)]
         with_tree = [number for number, step in enumerate(steps) if len(step.tree)]
         asked = self.asked_all(steps)
         order = side_by_side(asked)
         with_tree, asked = [with_tree[number] for number in order], [asked[number] for number in order]
-        wait_for_all = self._compute([given[number] for number in (*fed, *with_tree)], asked)
+        wait_for_all = self._compute([given[number] for number in (*prefilled, *with_tree)], asked)
 
         def wait() -> list[Answers]:
             answers = [Answers.none() for _ in steps]
@@ -208,7 +208,7 @@ class SingleDevice(ForwardRunner):
         if self.second:
             self.second.drop(sequence)
 
-    def settled_cache(self, sequence: Sequence) -> KVCache:
+    def committed_cache(self, sequence: Sequence) -> KVCache:
         """A sequence's cache with what was accepted of its last step. No step of it may be under way."""
         state = self.states[sequence.id]
         state.keep_accepted(sequence.tokens)
@@ -216,7 +216,7 @@ class SingleDevice(ForwardRunner):
 
     def make_room(self, steps: list[StepInput]) -> None:
         """Makes room for all that these steps compute, so that nothing of one is evicted for another."""
-        caches = [self.settled_cache(step.sequence) for step in steps]
+        caches = [self.committed_cache(step.sequence) for step in steps]
         pairs = zip(caches, steps, strict=True)
         self.model.memory.reserve(
             [(cache, max(0, one.num_computed - cache.length) + len(one.tree)) for cache, one in pairs]

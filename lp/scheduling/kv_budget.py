@@ -47,7 +47,7 @@ class KVBudget:
         found: list[T] = []
         left = self.num_pages
         for one in running:
-            left -= -(-one.num_slots // PAGE)
+            left -= pages_of(one.num_slots)
             if left < 0 and found:
                 break
             found.append(one)

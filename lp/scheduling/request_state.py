@@ -118,7 +118,7 @@ class RequestState:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that must be computed before the next step's tree, or with it."""
-        return len(self.sequence.tokens) - 1 - self.num_computed + (self.scores.num_uncomputed if self.scores else 0)
+        return len(self.sequence.tokens) - 1 - self.num_computed + self._num_unscored
 
     @property
     def most_scored(self) -> int:
@@ -132,8 +132,7 @@ class RequestState:
     @property
     def num_slots(self) -> int:
         """Tokens of keys and values that the next step needs, the rows of its tree included."""
-        num_unscored = self.scores.num_uncomputed if self.scores else 0
-        return len(self.sequence.tokens) - 1 + num_unscored + max(self._most_rows, self.decoder.most_rows)
+        return len(self.sequence.tokens) - 1 + self._num_unscored + max(self._most_rows, self.decoder.most_rows)
 
     @property
     def likely_rows(self) -> int:

@@ -53,15 +53,15 @@ class Copying:
                 self._receive(copy, sequences[copy.step])
 
     def _send(self, copy: Copy, sequence: TokenSequence) -> None:
-        cache = self.inner.settled_cache(sequence)
+        cache = self.inner.committed_cache(sequence)
         if cache.length < copy.end:  # some of it has been evicted
             self.inner.launch([StepInput(sequence, NO_ROWS, copy.end)])()
-            cache = self.inner.settled_cache(sequence)
+            cache = self.inner.committed_cache(sequence)
         for begin, end in self._parts(copy):
             self.messages.send(cache.export(begin, end), self.rank_in(copy.target))
 
     def _receive(self, copy: Copy, sequence: TokenSequence) -> None:
-        cache = self.inner.settled_cache(sequence)
+        cache = self.inner.committed_cache(sequence)
         length = cache.length
         try:
             self._append(copy, cache)

@@ -108,7 +108,7 @@ class LookaheadParallel(ForwardRunner):
         self.channel.compare(np.zeros(1, np.int32))
         taken = time.perf_counter() - begin
         if self._replica == 1:
-            self.inner.settled_cache(sequence).shorten(0)  # its memory stays, as that of a sequence that it follows
+            self.inner.committed_cache(sequence).shorten(0)  # its memory stays, as that of a sequence that it follows
         return taken
 
     def drop(self, sequence: Sequence) -> None:

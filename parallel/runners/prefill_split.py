@@ -30,10 +30,10 @@ def compute_part(copying: Copying, split: Split, sequence: TokenSequence) -> Non
     place, start = split.replicas.index(copying.replica), split.bounds[0]
     begin, end = split.bounds[place : place + 2]
     inner, model = copying.inner, copying.inner.model
-    cache = inner.settled_cache(sequence)
+    cache = inner.committed_cache(sequence)
     if cache.length < start:  # a few tokens that were not worth a copy, or some that have been evicted
         inner.launch([StepInput(sequence, NO_ROWS, start)])()
-        cache = inner.settled_cache(sequence)
+        cache = inner.committed_cache(sequence)
     cache.length = start
     cache.reserve(end - start)
     if not cache.is_written:

@@ -74,7 +74,7 @@ def feed(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[float], int, i
             for num_computed in (90, 280, 329):
                 runner.launch([StepInput(together, NO_ROWS, num_computed)])()
                 runner.inner.launch([StepInput(alone, NO_ROWS, num_computed)])()
-                one, other = (runner.inner.settled_cache(each) for each in (together, alone))
+                one, other = (runner.inner.committed_cache(each) for each in (together, alone))
                 assert isinstance(one, PagedCache) and 0 < one.length <= num_computed
                 found, expected = (cache.export(0, one.length).cpu().float() for cache in (one, other))
                 errors.append(float((found - expected).norm() / expected.norm()))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lp.grammar.state import apply_masks
 from lp.methods.draft_model.calibration import WIDTH
-from lp.methods.draft_model.growth import Candidates, Growth
+from lp.methods.draft_model.growth import Candidates, Growth, tree_of
 from lp.model.causal import CausalModel
 from lp.sampling.batch import Asked
 from lp.sampling.choosers import can_fuse, warp
@@ -27,7 +27,6 @@ from lp.sampling.penalties import change
 from lp.sampling.rows import Rows
 from lp.sampling.sampler import Sampler
 from lp.sampling.settings import Sampling
-from lp.tree import PREFIX, TokenTree
 
 
 class Chosen(NamedTuple):
@@ -62,7 +61,7 @@ class CandidateChooser:
         """The candidates of some nodes. tokens: the sequence."""
         numbers = sorted({number for node in nodes for number in growth.lineage(node)})
         places = np.array([numbers.index(node) for node in nodes])
-        asked = self._sampler.ask(_tree(growth, numbers), tokens)
+        asked = self._sampler.ask(tree_of(growth, numbers), tokens)
         logits_NV = self._penalize(logits_NV[:, : self._vocab_size].contiguous(), asked, places)
         rows = Rows(logits_NV, asked.choices[places], asked.dropped[places], asked.positions[places])
         is_sampled = self._sampler.is_sampled
@@ -98,13 +97,6 @@ class CandidateChooser:
         noise = gumbel_at(stream_seed(self._seed, DRAFT_STREAM), positions.tolist(), every)
         best = (scores_NV.log_softmax(dim=1) + noise).argmax(dim=1, keepdim=True)
         return Chosen(scores_NV.gather(1, best) * 0.0, best, scores_NV.softmax(dim=1))  # NaN stays NaN
-
-
-def _tree(growth: Growth, numbers: Sequence[int]) -> TokenTree:
-    places = {number: place for place, number in enumerate(numbers)}
-    nodes = [growth.nodes[number] for number in numbers]
-    parents = [PREFIX, *(places[node.parent] for node in nodes[1:])]
-    return TokenTree(np.array([one.token for one in nodes]), np.array(parents), np.array([one.depth for one in nodes]))
 
 
 def download(chosen: Sequence[Chosen]) -> list[list[Candidates]]:

@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lp.methods.draft_model.calibration import AGREED, ALONE, RIVALLED, Calibration
 from lp.model.extensions import ROUND_ROWS
+from lp.tree import PREFIX, TokenTree
 
 # The most nodes whose continuations one round asks for, and how much less likely than the best one they may be.
 MOST_AT_ONCE, LEAST_SHARE = 4, 0.3
@@ -221,3 +224,12 @@ class Growth:
         if candidates is not None and not self.is_chain:
             right = candidates.tokens.index(target) if target in candidates.tokens else None
             self.calibration.learn(candidates.priors, right, node.beside)
+
+
+def tree_of(growth: Growth, numbers: Sequence[int]) -> TokenTree:
+    """The tree of some nodes in ascending order, the first of which is above all others."""
+    places = {number: place for place, number in enumerate(numbers)}
+    nodes = [growth.nodes[number] for number in numbers]
+    parents = [PREFIX, *(places[node.parent] for node in nodes[1:])]
+    depths = [node.depth - nodes[0].depth for node in nodes]
+    return TokenTree(np.array([node.token for node in nodes]), np.array(parents), np.array(depths))

@@ -89,7 +89,7 @@ def _prefill(wishes: Sequence[Wish], is_alone: bool, chunk: int) -> list[Wish]:
 
 def _read(text: DraftText, tokens: Sequence[int], chunk: int, most_chunks: int | None = None) -> None:
     """Computes what is missing but for the last chunk of it, or so many chunks of it."""
-    for rows in islice(text.feed(tokens, chunk), most_chunks):
+    for rows in islice(text.prefill(tokens, chunk), most_chunks):
         text.model.forward_many([rows])
 
 

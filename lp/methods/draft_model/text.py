@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from lp.kv_cache.cache import KVCache, OutOfRoom
 from lp.methods.draft_model.candidates import CandidateChooser
-from lp.methods.draft_model.growth import Growth, num_shared
+from lp.methods.draft_model.growth import Growth, num_shared, tree_of
 from lp.model.causal import CausalModel
 from lp.model.fast_forward import SequenceRows
 from lp.sampling.settings import Sampling
-from lp.tree import NO_ROWS, PREFIX, TokenTree, chain
+from lp.tree import NO_ROWS, chain
 
 # The least tokens of a text that are copied from the main model's cache; fewer are computed sooner.
 LEAST_TAKEN = 32
@@ -115,7 +113,7 @@ class DraftText:
         self._cache.hold()
         return len(tokens) - 1 - len(self._held)
 
-    def feed(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
+    def prefill(self, tokens: Sequence[int], most_rows: int) -> Iterator[SequenceRows]:
         """Yields the tokens that are missing but for the last `most_rows` of them, in chunks of so many. The caller
         computes each before the next.
         """
@@ -150,12 +148,3 @@ class DraftText:
             self._last = NO_ROWS
         cache.keep(self._last.path_along(path[cache.length : -1]))
         self._held, self._last = path[: cache.length], NO_ROWS
-
-
-def tree_of(growth: Growth, numbers: Sequence[int]) -> TokenTree:
-    """The tree of some nodes in ascending order, the first of which is above all others."""
-    places = {number: place for place, number in enumerate(numbers)}
-    nodes = [growth.nodes[number] for number in numbers]
-    parents = [PREFIX, *(places[node.parent] for node in nodes[1:])]
-    depths = [node.depth - nodes[0].depth for node in nodes]
-    return TokenTree(np.array([node.token for node in nodes]), np.array(parents), np.array(depths))

@@ -32,10 +32,9 @@ def write(path: Path) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     index = read_index(write(tmp_path / "index"), VOCAB_SIZE)
     assert (index.name, index.num_pairs, index.num_tokens) == ("test", 2, 2)
-    assert index.after_two(context_of([9, 1, 2])) == [3, 4, 5]
-    assert index.after_two(context_of([7])) == [8, 9, 10]
-    assert index.after_two(context_of([2, 2])) is None and index.after_one(context_of([2, 2])) == [6, 7, 8]
-    assert index.after_one(context_of([1])) is None
+    found = index.newest(capacity=10)
+    assert found.pairs == {pairs([1], [2])[0]: (3, 4, 5), pairs([NO_TOKEN], [7])[0]: (8, 9, 10)}
+    assert found.tokens == {after(2): (6, 7, 8), after(0): (1, 49, 0)}
     assert index.digest != read_index(write_other(tmp_path / "other"), VOCAB_SIZE).digest
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -49,9 +48,10 @@ def test_more_answers_can_be_added(tmp_path: Path) -> None:
     found = read_index(write(tmp_path / "index"), VOCAB_SIZE).newest(capacity=10)
     found.add(pairs([1, 5], [2, 6]), [(9, 9, 9), (8, 8, 8)], [])
     write_index(tmp_path / "more", "test", VOCAB_SIZE, found.pairs, found.tokens)
-    index = read_index(tmp_path / "more", VOCAB_SIZE)
-    assert index.after_two(context_of([1, 2])) == [9, 9, 9] and index.after_one(context_of([6])) == [8, 8, 8]
-    assert index.after_two(context_of([7])) == [8, 9, 10]
+    again = read_index(tmp_path / "more", VOCAB_SIZE).newest(capacity=10)
+    assert (again.pairs, again.tokens) == (found.pairs, found.tokens)
+    assert found.pairs[pairs([1], [2])[0]] == (9, 9, 9) and found.tokens[after(6)] == (8, 8, 8)
+    assert found.pairs[pairs([NO_TOKEN], [7])[0]] == (8, 9, 10)
 
 
 def test_the_longer_match_is_proposed_and_no_more_than_the_settings_say(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_the_longer_match_is_proposed_and_no_more_than_the_settings_say(tmp_path
     start = SequenceStart(Auto(candidates=2), [1], is_sampled=False, index=index)
     source = IndexedAnswers.begin(start)
     assert source is not None
-    assert source.propose(context_of([1, 2]), 0) == [(0, [3, 4])]
-    assert source.propose(context_of([5, 2]), 0) == [(2, [6, 7])]
+    assert source.propose(context_of([1, 2]), 0) == [(0, (3, 4))]
+    assert source.propose(context_of([5, 2]), 0) == [(2, (6, 7))]
     assert source.propose(context_of([5]), 0) == []
     assert IndexedAnswers.begin(SequenceStart(Auto(index_drafts=False), [1], False, index=index)) is None
 

@@ -128,9 +128,8 @@ def test_rows_after_which_nothing_may_come_give_no_drafts(llama: Engine) -> None
     for size in (3, 4, 5) * 4:
         allowed = [7, 8, *rng.integers(2, 60, size - 2).tolist()]
         sampling = Sampling(temperature=0.0, seed=0, no_repeat_ngram=2, allowed_token_ids=allowed)
-        plain, drafted = (
-            llama.generate(prompt, decode=how, max_new_tokens=30, sampling=sampling) for how in (Autoregressive(), Auto())
-        )
+        plain = llama.generate(prompt, decode=Autoregressive(), max_new_tokens=30, sampling=sampling)
+        drafted = llama.generate(prompt, decode=Auto(), max_new_tokens=30, sampling=sampling)
         assert drafted.token_ids == plain.token_ids and drafted.finish_reason == plain.finish_reason
 
 

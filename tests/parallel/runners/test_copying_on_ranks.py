@@ -80,7 +80,7 @@ def take_turns(mesh: Mesh, channel: Channel, folder: str, dtype: str, loses: boo
     copied = [runner.copying.num_tokens]
     for number in range(12):
         if loses and number % 4 == 3:  # of the rank that sends, or of the one that receives
-            lost = runner.inner.settled_cache(sequence)
+            lost = runner.inner.committed_cache(sequence)
             if mesh.rank == number // 4 % 2:
                 lost.evict()
             else:
@@ -90,7 +90,7 @@ def take_turns(mesh: Mesh, channel: Channel, folder: str, dtype: str, loses: boo
     runner.inner.open(alone)
     alone.tokens = list(sequence.tokens)
     runner.inner.launch([StepInput(alone, NO_ROWS, len(alone.tokens) - 1)])()
-    one, other = (runner.inner.settled_cache(each) for each in (sequence, alone))
+    one, other = (runner.inner.committed_cache(each) for each in (sequence, alone))
     return sequence.tokens, copied, bool((one.export(0, one.length) == other.export(0, one.length)).all())
 
 

@@ -87,10 +87,10 @@ def feed(mesh: Mesh, channel: Channel, folder: str, dtype: str) -> tuple[bool, i
     is_same = True
     for number, num_computed in enumerate((48, 100, 101, 160, 229)):
         if number == 3 and mesh.rank == 0:
-            runner.inner.settled_cache(together).evict()
+            runner.inner.committed_cache(together).evict()
         runner.launch([StepInput(together, NO_ROWS, num_computed)])()
         runner.inner.launch([StepInput(alone, NO_ROWS, num_computed)])()
-        one, other = (runner.inner.settled_cache(each) for each in (together, alone))
+        one, other = (runner.inner.committed_cache(each) for each in (together, alone))
         is_same &= one.length > 0 and bool((one.export(0, one.length) == other.export(0, one.length)).all())
     return is_same, len(recorded.splits)
 

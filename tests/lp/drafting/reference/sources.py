@@ -121,7 +121,9 @@ class SharedDrafts:
     def propose(self, path: int, position: int) -> Proposals:
         # Copies, as other requests may add followers before this one's step is over.
         found: Proposals = [(kind, tuple(followers)) for kind, followers in self._shared.ngrams.propose(path, position)]
-        if best := self._shared.answers.find(path):  # other requests may ask for more candidates
+        answers = self._shared.answers
+        if best := answers.pairs.get(path & PAIR) or answers.tokens.get(path & TOKEN):
+            # Other requests may ask for more candidates.
             found.append((self._first_answer, best[: self._num_candidates]))
         return found
 
@@ -243,7 +245,7 @@ class IndexedAnswers:
     name = "index"
 
     def __init__(self, index: AnswerIndex, num_candidates: int):
-        self._index = index
+        self._answers = index.newest(index.num_pairs + index.num_tokens)
         self._num_candidates = num_candidates
 
     @classmethod
@@ -253,9 +255,9 @@ class IndexedAnswers:
         return cls(start.index, start.settings.candidates)
 
     def propose(self, path: int, position: int) -> Proposals:
-        if (best := self._index.after_two(path)) is not None:
+        if (best := self._answers.pairs.get(path & PAIR)) is not None:
             return [(0, best[: self._num_candidates])]
-        if (best := self._index.after_one(path)) is not None:
+        if (best := self._answers.tokens.get(path & TOKEN)) is not None:
             return [(self._num_candidates, best[: self._num_candidates])]
         return []
 
