@@ -1,8 +1,6 @@
 """`python -m launch`, the same as the command `lookahead`."""
 
-import sys
-
-from launch.cli.main import main
+from launch.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.backend import BackendFailed, EngineBackend
+from launch.cli.start import leave
 from launch.config import engine_settings, process
 from launch.config.engine_settings import mode_of, num_ranks
 from launch.config.runtime import RuntimeSettings, follow, running
@@ -151,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

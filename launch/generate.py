@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import launch.config.early  # noqa: F401  before the imports that take seconds
+from launch.cli.start import leave
 from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.data.output import Color, Display, JSONOutput, Printer, TextOutput, TraceFile
@@ -223,4 +223,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,12 +11,12 @@ rank ends the program. Either way ranks that hold the whole model form smaller g
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import launch.config.early  # noqa: F401  before the imports that take seconds
 from launch.backend import EngineBackend
+from launch.cli.start import leave
 from launch.config import engine_settings, process
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
@@ -84,4 +84,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

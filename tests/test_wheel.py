@@ -114,7 +114,7 @@ def test_it_has_every_file_that_is_needed_and_takes_no_other_name(wheel: Path) -
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
-        assert "lookahead = launch.cli.main:main" in archive.read(entry_points).decode()
+        assert "lookahead = launch.cli.main:program" in archive.read(entry_points).decode()
     listed = subprocess.run(["git", "ls-files", *SHIPPED], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout, whose files could be listed")

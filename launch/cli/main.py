@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import lp
 from launch.cli import programs, ranks, start
@@ -33,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return start.run(line.program.module, line.arguments)
 
 
+def program() -> NoReturn:
+    """Runs the command line and ends the process."""
+    start.leave(main())
+
+
 def _show(text: str) -> int:
     try:
         print(text, flush=True)
@@ -43,4 +49,4 @@ def _show(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

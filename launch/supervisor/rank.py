@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from launch.cli.start import leave
 from launch.config import process, runtime
 from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
@@ -271,4 +272,4 @@ def _mesh(spec: RankSpec, settings: RuntimeSettings) -> Mesh:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
