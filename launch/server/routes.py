@@ -222,9 +222,7 @@ async def kill(rank: str, request: Request, server: Annotated[Context, Depends(c
     """Kills the process of a rank, which is started again; texts go on without it."""
     _check_origin(request, server)
     if not server.settings.page_kills_ranks:
-        raise errors.not_allowed(
-            "clients may not kill ranks here (server.page_kills_ranks=true lets them)"
-        )
+        raise errors.not_allowed("clients may not kill ranks here (server.page_kills_ranks=true lets them)")
     if not server.backend.outlives_ranks:
         raise errors.not_allowed(
             "without one of its ranks this server would lose its texts; start it with launcher=local, parallel.ranks=2 "
