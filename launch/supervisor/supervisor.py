@@ -291,7 +291,7 @@ class Supervisor:
                 case messages.Left(number, cached):
                     self._dispatcher.left(rank, number, cached)
                     self._do(self._group.left(rank, number, now))
-                case messages.Lost(number, _, reason):
+                case messages.Lost(number, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
                     if self._shutting_down:

@@ -187,10 +187,9 @@ class Left:
 
 @dataclass(frozen=True)
 class Lost:
-    """A collective of an epoch has failed. ranks: those that seem to be the cause; may be empty."""
+    """A collective of an epoch has failed."""
 
     epoch: int
-    ranks: list[int]
     reason: str
 
 

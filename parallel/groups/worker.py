@@ -287,9 +287,7 @@ class Worker:
                 # An epoch that is given up in the middle of a step has been followed by another one already.
                 self.send(messages.Left(epoch.number, {} if self.is_over() else num_cached(engine)))
             except RankLost as error:
-                group = epoch.group_of(self.rank)
-                lost = [group[place] for place in error.ranks]
-                self.send(messages.Lost(epoch.number, lost, str(error)))
+                self.send(messages.Lost(epoch.number, str(error)))
 
     def next_epoch(self) -> Epoch:
         """Waits for an epoch that has not begun yet. Raises Fenced and FrontEndGone."""

@@ -193,7 +193,7 @@ def test_responses_belong_to_their_key(checkpoint: Checkpoint) -> None:
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, ["text.format", "json_schema"]),
         ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, ["text.format: ", "#"]),
         ({"input": "a", "temperature": -1}, ["temperature"]),
-        ({"input": "a", "max_output_tokens": 0}, ["max_tokens=0"]),
+        ({"input": "a", "max_output_tokens": 0}, ["max_output_tokens=0"]),
     ],
 )  # fmt: skip
 def test_bad_bodies(server: Running, fields: dict, words: list[str]) -> None:

@@ -47,7 +47,7 @@ FROM_RANK: list[RankMessage] = [
     Joined(2),
     Left(2, {"a": 17}),
     Measured({"2": StepTimes.flat().to_dict(), "1": StepTimes((1, 2), (1.0, 2.0)).to_dict()}),
-    Lost(2, [0, 1], "rank 1 is lost"),
+    Lost(2, "rank 1 is lost"),
     Failed("no memory\nat all", is_final=True),
 ]
 FROM_FRONT_END: list[FrontEndMessage] = [
