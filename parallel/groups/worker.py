@@ -316,7 +316,7 @@ class Worker:
         moves = None
         if self.transfer and channel.num_ranks == 1:
             self._moves = moves = Moves(engine, self.transfer, epoch.number, self.send)
-        self.send(messages.Joined(epoch.number))
+        self.send(messages.Joined(epoch.number, engine.checkpoint.model.memory.num_pages))
         flush()
         try:
             run_engine(engine, channel, self if channel.is_leader else None, told.append, flush, moves)
