@@ -13,14 +13,16 @@ from lp.runner.single_device import SingleDevice
 from lp.scheduling.kv_budget import KVBudget
 from parallel.comm.base import LocalExchange
 from parallel.comm.channel import Channel
+from tests.launch.conversation.conftest import TEMPLATE
 
 
-def test_a_request_that_the_engine_refuses_is_an_error(llama: Engine) -> None:
+def test_a_request_that_the_engine_refuses_is_an_error(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no answer, although the reason comes as the text of an output."""
     checkpoint = llama.checkpoint
+    monkeypatch.setattr(checkpoint.tokenizer, "chat_template", TEMPLATE)
     engine = Engine(checkpoint, SingleDevice(checkpoint.model), RequestBuilder(checkpoint))
     backend = EngineBackend(engine, Channel(LocalExchange()))
     engine.scheduler.budget, engine.request_builder.budget = KVBudget(1), KVBudget()
     model = LocalModel(backend, "here")
     with model.running(), pytest.raises(AnswerError, match=r"model\.kv_memory"):
-        list(model.answer([5, 6, 7], Options(max_tokens=400)))
+        list(model.answer([{"role": "user", "content": "a"}], Options(max_tokens=400)))
