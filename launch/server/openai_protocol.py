@@ -472,17 +472,13 @@ class GenerationBody(Body, StructuredBody):
         most = self.most_tokens
         least = 0 if self.shows_prompt else 1
         if most is not None and most < least:
-            raise refused(
-                "{field}={most} is out of range: it must be at least {least}",
-                field=self.limit_field, most=most, least=least,
-            )  # fmt: skip
+            message = "{field}={most} is out of range: it must be at least {least}"
+            raise refused(message, field=self.limit_field, most=most, least=least)
         if self.stream and self.prompt_logprobs is not None:
             raise refused("prompt_logprobs cannot be streamed; use echo and logprobs, or stream=false")
         if most is not None and self.min_tokens is not None and self.min_tokens > most:
-            raise refused(
-                "min_tokens={least} is more than {limit}={most}",
-                limit=self.limit_field, most=most, least=self.min_tokens,
-            )  # fmt: skip
+            message = "min_tokens={least} is more than {limit}={most}"
+            raise refused(message, limit=self.limit_field, most=most, least=self.min_tokens)
         return self
 
 

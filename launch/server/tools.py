@@ -193,8 +193,8 @@ class Dialect:
     ) -> Reading:
         """How the answers to a prompt are read.
 
-        tools: those that the model was told of. prompt: its tokens. grammar: what the answers must be. If it cannot
-        write the marks of the model's format, the answers are content alone.
+        tools: those that the model was told of. prompt: its tokens. grammar: what the answers must be. If it has no
+        place for the marks of the model's format, the answers are content alone.
         """
         form = self._format(tools)
         if not form.has_something and not choice.is_forced:
@@ -248,7 +248,9 @@ def _complete(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(grammar: Grammar, prompt_end: str) -> bool:
-    """Whether texts of a grammar have no marks: JSON, and what never ends the reasoning that the prompt has begun."""
+    """Whether a grammar's texts are read without marks: JSON, and those for which the prompt has begun reasoning that
+    the grammar does not end.
+    """
     is_json = grammar.kind in ("json_object", "json_schema")
     return is_json or (prompt_end.rstrip().endswith("<think>") and "</think>" not in grammar.text)
 
