@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from lp.engine.engine import NOT_A_NUMBER
 from lp.engine.input import RequestBuilder
 from lp.grammar.settings import KINDS, Grammar, GrammarKind
 from lp.request import Completion, Output, Request
-from lp.text.stopping import Stopping
+from lp.text.stopping import REFUSALS, Stopping
 from parallel.groups.worker import run_engine
 from parallel.mesh import name_mode
 
@@ -120,6 +120,9 @@ class Continuations:
         """Takes what a step added to the current prompt."""
         assert self._current
         request, completion = self._current
+        if output.finish_reason in REFUSALS:
+            self._fail(request, output.text)
+            output = replace(output, text="")
         completion.extend(output)
         self._printer.show(output)
         if output.finish_reason == "error":
@@ -195,7 +198,7 @@ def output_of(settings: GenerateSettings, num_prompts: int) -> Display:
 
 
 def run(settings: GenerateSettings) -> int:
-    """Exit code 0, 1 if the model answered NaN, or 128 + the signal that ended it early.
+    """Exit code 0, 1 if a prompt failed, or 128 + the signal that ended it early.
 
     Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
     """

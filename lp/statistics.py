@@ -121,12 +121,14 @@ class Statistics:
     def after(self, earlier: Statistics) -> Statistics:
         """These statistics of a resumed request, plus the steps, rows, drafts and seconds that it had cost before.
 
-        Its tokens are not added up, as a resumed request counts those from before itself.
+        Its tokens are not added up, as a resumed request counts those from before itself. Of its prompt, those tokens
+        were cached that it found when it began.
         """
         if not (earlier.steps or earlier.tokens):
             return self
         return replace(
             self,
+            cached_tokens=earlier.cached_tokens,
             steps=earlier.steps + self.steps,
             rows=earlier.rows + self.rows,
             accepted_lengths=earlier.accepted_lengths + self.accepted_lengths,

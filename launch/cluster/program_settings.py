@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from launch.cluster.nodes import absolute_name
 from launch.cluster.settings import RaySettings
@@ -40,10 +41,20 @@ def register_settings() -> None:
 
 
 def resolve_settings(settings: RayRuntimeSettings) -> None:
-    """Checks what can be checked without a cluster, and gives the checkpoint a name that is good on every node.
+    """Checks what can be checked without a cluster, and names files by their absolute paths, because Ray actors run in
+    another folder than this program.
 
     Raises ValueError.
     """
     settings.ray.check()
     settings.supervisor.check()
-    settings.model.path = absolute_name(settings.model.path)
+    named: list[tuple[Any, str]] = [(group, "path") for group in (settings.model, settings.draft, settings.second)]
+    named += [(settings.model, "heads"), (settings, "index"), (settings, "corpus")]
+    if isinstance(settings, RayServeSettings):
+        named += [(settings.server, name) for name in ("api_keys_file", "tls_certificate", "tls_key")]
+    if isinstance(settings, RayGenerateSettings):
+        named.append((settings.grammar, "file"))
+    for group, name in named:
+        value = getattr(group, name)
+        if value not in (None, "", "auto", "off"):
+            setattr(group, name, absolute_name(value))

@@ -28,6 +28,7 @@ from launch.config.engine_settings import from_json_values, to_json_values
 from launch.server.app import make_app
 from launch.server.context import Context
 from launch.server.run import bind
+from launch.server.settings import ServerSettings
 
 log = logging.getLogger("lookahead")
 
@@ -45,21 +46,24 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
     arguments: settings of task=serve as on a command line, such as {"model.path": ...}.
 
-    Raises UsageError, and ValueError for settings that are out of range.
+    Raises UsageError, and ValueError for settings that cannot be used.
     """
     register_settings()
     values = [f"{key}={value}" for key, value in arguments.items()]
     settings = configuration.load("ray_serve", RayServeSettings, values)
     resolve_settings(settings)
+    _check_tls(settings.server)
     return _application(settings, anchor=None)
 
 
 def run_replicas(settings: RayServeSettings, next_signal: Callable[[], int | None]) -> int:
-    """Serves until a signal comes and returns the exit code. Raises ValueError if the replicas do not start.
+    """Serves until a signal comes and returns the exit code. Raises ValueError for settings that cannot be used, and
+    if the replicas do not start.
 
     next_signal: the next signal that has come, None if there is none.
     """
     server = settings.server
+    _check_tls(server)
     bind(server).close()  # first of all, so that nothing is started if the port is busy
     if others := [name for name in list_applications() if name != APPLICATION]:
         log.info("Ray Serve is running already, with %s: it keeps its own address", " and ".join(others))
@@ -80,6 +84,16 @@ def run_replicas(settings: RayServeSettings, next_signal: Callable[[], int | Non
         ) from error
     finally:
         end_all_groups()
+
+
+def _check_tls(server: ServerSettings) -> None:
+    """Raises ValueError for a certificate: the address belongs to Ray Serve's proxy."""
+    for name in ("tls_certificate", "tls_key"):
+        if getattr(server, name) is not None:
+            raise ValueError(
+                f"server.{name} is not for replicas, as Ray Serve's proxy speaks HTTP; leave it out and let a proxy in "
+                "front speak HTTPS, or leave out ray.num_replicas and ray.max_replicas"
+            )
 
 
 def _application(settings: RayServeSettings, anchor: Any) -> Application:

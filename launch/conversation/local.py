@@ -17,7 +17,7 @@ from lp.methods.registry import from_dict
 from lp.request import Output, Request
 from lp.statistics import Statistics
 from lp.text.chat_template import Message
-from lp.text.stopping import Stopping
+from lp.text.stopping import REFUSALS, Stopping
 from parallel.groups.messages import Abort, AddRequest, Command, Shutdown
 
 # Seconds that the backend gets to end.
@@ -108,6 +108,8 @@ class LocalModel:
                 is_over = news.finish_reason is not None
                 if news.finish_reason == "error":
                     raise AnswerError(NOT_A_NUMBER)
+                if news.finish_reason in REFUSALS:
+                    raise AnswerError(news.text)
                 yield Part(news.text, len(news.tokens), _figures(news.stats), news.finish_reason)
         finally:
             self._current = None

@@ -66,7 +66,7 @@ class AnswerCollector:
             runner.close(sequence)
 
     def _add_tokens(self, tokens: list[int], candidates_RK: np.ndarray) -> None:
-        keys = [token + OFFSET for token in tokens]  # see contexts.py: a context of one token is its digit
+        keys = [token + OFFSET for token in tokens]  # see lp/drafting/ngrams.py: a context of one token is its digit
         self.found.tokens.update(zip(keys, map(tuple, candidates_RK.tolist()), strict=True))
 
     def along_text(self, prompt: Sequence[int], max_new_tokens: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import torch
@@ -12,7 +11,7 @@ import torch
 from launch.diagnostics.findings import Finding
 from launch.sweep.ranks import usable_cores
 from lp.platform.hardware import forced_tf32, why_no_gpu
-from lp.platform.processor import num_cores, processor_name
+from lp.platform.processor import num_cores, processor_features, processor_name
 
 SECTION, MEMORY_SPEED = "machine", "memory speed"
 # What the kernels for a CPU are compiled for (lp/model/cpu/kernels), the best last, by the names in /proc/cpuinfo.
@@ -25,7 +24,7 @@ def inspect(read_bytes: int = READ_BYTES) -> Iterator[Finding]:
     yield Finding(SECTION, "processor", processor_name())
     threads, cores = num_cores(), len(usable_cores())
     yield Finding(SECTION, "cores", f"{cores} usable, with {threads} hardware threads", cores)
-    yield instructions(Path("/proc/cpuinfo"))
+    yield instructions(processor_features())
     memory = psutil.virtual_memory()
     text = f"{memory.total / 1e9:.1f} GB, of which {memory.available / 1e9:.1f} GB are available"
     yield Finding(SECTION, "memory", text, {"total": memory.total, "available": memory.available})
@@ -35,13 +34,11 @@ def inspect(read_bytes: int = READ_BYTES) -> Iterator[Finding]:
     yield from gpus(read_bytes)
 
 
-def instructions(cpuinfo: Path) -> Finding:
-    """The instruction sets that the kernels for a CPU can use here. cpuinfo: Linux's file."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
+def instructions(features: str) -> Finding:
+    """The instruction sets that the kernels for a CPU can use here. features: see `processor_features`."""
+    if ":" not in features:
         return Finding(SECTION, "instructions", "unknown (no /proc/cpuinfo)", [])
-    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set[str]())
+    flags = features.split()
     found = [title for flag, title in INSTRUCTIONS.items() if flag in flags]
     if not found:
         return Finding(SECTION, "instructions", "none that the kernels use (AVX2, AVX-512, AMX)", [])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
+from transformers import PreTrainedTokenizerFast
 
 from launch.server.answer import Block, Blocks, Happening, new_call_id
 from launch.server.bodies import Part, refused
@@ -17,6 +18,7 @@ from launch.server.errors import ApiError, error_body
 from launch.server.openai_protocol import ChatBody, GenerationBody, Ignored, Off, Stops, chat_of
 from lp.request import Completion, Output
 from lp.statistics import Statistics
+from lp.text.detokenizer import Detokenizer
 
 # Fields of a chat request that mean something else here, or are made from other fields.
 _OWN_FIELDS = {"stream_options", "metadata", "stop", "max_tokens", "n"}
@@ -203,12 +205,12 @@ class MessageReply:
 
     names_events = True
 
-    def __init__(self, prepared: Prepared, model_name: str, decode: Callable[[list[int]], str]):
-        """decode: the text of tokens, by which the stop sequence is found that ended a text."""
+    def __init__(self, prepared: Prepared, model_name: str, tokenizer: PreTrainedTokenizerFast):
+        """tokenizer: by which the stop sequence is found that ended a text."""
         assert prepared.reading is not None
         (self._request,) = prepared.requests
         self._reader = prepared.reading.begin()
-        self._decode = decode
+        self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._num_characters = 0
         self.message: dict[str, Any] = {
@@ -269,10 +271,13 @@ class MessageReply:
 
     def _stop_sequence(self) -> str | None:
         """The stop sequence that ended the text: what was generated goes on with it where the text ends."""
-        stops = self._request.stopping.stop
+        stopping = self._request.stopping
+        if not (stops := stopping.stop):
+            return None
+        detokenizer = Detokenizer(self._tokenizer, self._request.prompt, stopping.skip_special_tokens)
+        text = "".join(map(detokenizer.push, self._tokens)) + detokenizer.flush()
         end = self._num_characters
-        text = self._decode(self._tokens) if stops else ""
-        if self._request.stopping.include_stop:
+        if stopping.include_stop:
             return next((stop for stop in stops if text[:end].endswith(stop)), None)
         return next((stop for stop in stops if text[end:].startswith(stop)), None)
 

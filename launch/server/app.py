@@ -75,7 +75,7 @@ def _for_browsers(app: ASGIApp, origins: list[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "HEAD", "POST"],
+        allow_methods=["GET", "HEAD", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
         max_age=PREFLIGHT_S,

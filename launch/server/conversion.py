@@ -34,7 +34,6 @@ from lp.text.stopping import Stopping
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING += ("no_repeat_ngram", "logit_bias", "allowed_token_ids", "seed")
-NAMES_OF_THE_API = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Conversion:
         self._check_number(body, number, "n" if number == body.num_choices else "best_of")
         reply_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{secrets.token_hex(12)}"
         prompts = self._prompts(body)
-        reading = self._reading(body, prompts[0]) if isinstance(body, ChatBody) else None
+        reading = self._reading(body, prompts[0], grammar) if isinstance(body, ChatBody) else None
         requests: list[Request] = []
         try:
             for tokens in prompts:
@@ -203,8 +202,8 @@ class Conversion:
             most = max(1, self.checkpoint.max_length - max(1, num_new or 0))
         return prompt if most is None else prompt[-most:]
 
-    def _reading(self, body: ChatBody, prompt: list[int]) -> Reading:
-        return self._dialect.reading(body.shown_tools, body.choice, body.allows_parallel, prompt)
+    def _reading(self, body: ChatBody, prompt: list[int], grammar: Grammar | None) -> Reading:
+        return self._dialect.reading(body.shown_tools, body.choice, body.allows_parallel, prompt, grammar)
 
     def _default_max_tokens(self, tokens: list[int]) -> int:
         room = self.checkpoint.max_length - len(tokens)
@@ -299,9 +298,7 @@ def _refusal(error: ValueError, body: GenerationBody) -> ApiError:
         return errors.bad_request(f"{name}: {error}" if name else str(error), param=name, code="invalid_grammar")
     if isinstance(error, ContextExceeded) and error.context is not None:
         return _too_long(error, error.context, body)
-    message = str(error)
-    for ours, theirs in NAMES_OF_THE_API.items():
-        message = message.replace(ours, theirs)
+    message = str(error).replace("max_new_tokens", body.limit_field).replace("min_new_tokens", "min_tokens")
     code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
     return errors.bad_request(message, param=named_field(message, type(body)), code=code)
 
@@ -315,6 +312,5 @@ def _too_long(error: ContextExceeded, context: int, body: GenerationBody) -> Api
         f"{error.prompt_tokens + wanted} tokens ({error.prompt_tokens} in the {prompt}, {wanted} in the completion). "
         f"Please reduce the length of the {prompt} or completion."
     )
-    limit = "max_tokens" if getattr(body, "max_completion_tokens", None) is None else "max_completion_tokens"
-    param = prompt if error.prompt_tokens >= context else limit
+    param = prompt if error.prompt_tokens >= context else body.limit_field
     return errors.bad_request(message, param=param, code="context_length_exceeded")

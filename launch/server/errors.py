@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from launch.server.access import without_port
-from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge
+from launch.server.service import QueueFull, RanksLost, ServiceError, ShuttingDown, TooLarge, Unsupported
 
 LONGEST_MESSAGE = 400
 CLIENT_CLOSED_REQUEST = 499
@@ -126,6 +126,8 @@ def from_service(error: ServiceError, retry_after_s: int) -> ApiError:
     match error:
         case TooLarge():
             return bad_request(str(error), code="context_length_exceeded")
+        case Unsupported():
+            return bad_request(str(error))
         case QueueFull():
             return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
         case ShuttingDown():

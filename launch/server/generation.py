@@ -227,12 +227,7 @@ async def create_message(
         prepared = await prepare(server, chat, sharing)
     except ApiError as error:
         raise error.renamed({"response_format": "output_config.format"}) from None
-    skips = prepared.requests[0].stopping.skip_special_tokens
-
-    def decode(tokens: list[int]) -> str:
-        return server.checkpoint.tokenizer.backend_tokenizer.decode(tokens, skip_special_tokens=skips)
-
-    reply = MessageReply(prepared, body.model or server.model_name, decode)
+    reply = MessageReply(prepared, body.model or server.model_name, server.checkpoint.tokenizer)
     return await answer(request, server, prepared, reply, bool(body.stream))
 
 

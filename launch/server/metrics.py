@@ -21,6 +21,7 @@ from lp.statistics import EngineCounts, Statistics
 from lp.step_cost import StepTimes
 
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
+FINISHED["unsupported"] = "error"
 FINISHED["dead_end"] = "length"  # as replies say it
 # Seconds of a token and of a request. A small model takes 0.2 ms for a token and a few for a request.
 SHORT_S = (

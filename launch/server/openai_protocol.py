@@ -157,7 +157,7 @@ def _choice(value: Any) -> Any:
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     if isinstance(function, dict) and isinstance(function.get("name"), str):
         return ToolChoice("named", function["name"])
-    raise refused('tool_choice must be none, auto, required or {{"type": "function", "function": {{"name": "..."}}}}')
+    raise refused('tool_choice must be none, auto, required or {"type": "function", "function": {"name": "..."}}')
 
 
 def _function_call(value: Any) -> Any:
@@ -168,7 +168,7 @@ def _function_call(value: Any) -> Any:
             return ToolChoice(value)
         case {"name": str(name)}:
             return ToolChoice("named", name)
-    raise refused('function_call must be none, auto or {{"name": "..."}}')
+    raise refused('function_call must be none, auto or {"name": "..."}')
 
 
 FunctionCall = Annotated[Any, BeforeValidator(_function_call)]
@@ -281,7 +281,8 @@ def _of_kind(kind: str, value: Any) -> Grammar:
             return Grammar("regex", value)
         case "grammar", str():
             return Grammar("grammar", value)
-    raise GrammarError(f"{kind} must be {'a list of strings' if kind == 'choice' else 'a string'}")
+    shape = {"choice": "a list of strings", "json_object": "true"}.get(kind, "a string")
+    raise GrammarError(f"{kind} must be {shape}")
 
 
 def _check(grammar: Grammar) -> Grammar:
@@ -421,8 +422,13 @@ class GenerationBody(Body, StructuredBody):
     spaces_between_special_tokens: Ignored = None
 
     @property
+    def limit_field(self) -> str:
+        """The field that says how many new tokens there may be."""
+        return "max_tokens"
+
+    @property
     def most_tokens(self) -> int | None:
-        return self.max_tokens
+        return getattr(self, self.limit_field)
 
     @property
     def num_choices(self) -> int:
@@ -466,11 +472,13 @@ class GenerationBody(Body, StructuredBody):
         most = self.most_tokens
         least = 0 if self.shows_prompt else 1
         if most is not None and most < least:
-            raise refused("max_tokens={most} is out of range: it must be at least {least}", most=most, least=least)
+            message = "{field}={most} is out of range: it must be at least {least}"
+            raise refused(message, field=self.limit_field, most=most, least=least)
         if self.stream and self.prompt_logprobs is not None:
             raise refused("prompt_logprobs cannot be streamed; use echo and logprobs, or stream=false")
         if most is not None and self.min_tokens is not None and self.min_tokens > most:
-            raise refused("min_tokens={least} is more than max_tokens={most}", least=self.min_tokens, most=most)
+            message = "min_tokens={least} is more than {limit}={most}"
+            raise refused(message, limit=self.limit_field, most=most, least=self.min_tokens)
         return self
 
 
@@ -554,8 +562,8 @@ class ChatBody(GenerationBody, Conversation):
         return super().allows_parallel and not self.wants_function_call
 
     @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def num_logprobs(self) -> int | None:

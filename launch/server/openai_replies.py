@@ -5,6 +5,7 @@ Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import time
@@ -391,10 +392,14 @@ _BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 class TokenNames:
-    """Finds the bytes and names of tokens, in byte-level and in SentencePiece vocabularies."""
+    """Finds the bytes and names of tokens, in byte-level and in SentencePiece vocabularies.
+
+    It is made once for a tokenizer, as a large vocabulary takes it seconds.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self._tokenizer = tokenizer
+        self._by_id = False
         self._special = set(tokenizer.added_tokens_decoder)
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
 
@@ -417,6 +422,8 @@ class TokenNames:
 
     def name(self, token: int) -> str:
         """Returns the token's text. Bytes that are not text are written as in OpenAI's API: bytes:\\xe2\\x82."""
+        if self._by_id:
+            return f"token_id:{token}"
         data = self.bytes_of(token)
         try:
             return data.decode()
@@ -425,11 +432,8 @@ class TokenNames:
 
     def for_reply(self, by_id: bool) -> TokenNames:
         """by_id: whether tokens are named by their ids, which are unique, as in vLLM: token_id:17."""
-        return TokenIds(self._tokenizer) if by_id else self
-
-
-class TokenIds(TokenNames):
-    """Names tokens by their ids."""
-
-    def name(self, token: int) -> str:
-        return f"token_id:{token}"
+        if not by_id:
+            return self
+        named = copy.copy(self)
+        named._by_id = True
+        return named

@@ -58,8 +58,8 @@ class ResponsesBody(GenerationBody):
     max_tool_calls: Ignored = None
 
     @property
-    def most_tokens(self) -> int | None:
-        return self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_output_tokens is None else "max_output_tokens"
 
     @property
     def num_logprobs(self) -> int | None:
@@ -122,8 +122,8 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 def to_messages(items: str | Iterable[Item]) -> list[Item]:
     """The messages that a response's input, or the output of an earlier one, stands for.
 
-    Reasoning, an answer and calls that follow each other become one message of the assistant. Raises a refusal for an
-    item that this server does not know.
+    Reasoning, an answer and calls that follow each other become one message of the assistant; an answer after calls is
+    a message of its own. Raises a refusal for an item that this server does not know.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
@@ -138,8 +138,9 @@ def to_messages(items: str | Iterable[Item]) -> list[Item]:
 def _add(messages: list[Item], item: Item, number: int) -> None:
     match item.get("type", "message"):
         case "message" if item.get("role") == "assistant":
-            message = _assistant(messages)
-            message["content"] += _text(item.get("content"), number)
+            if messages and messages[-1].get("tool_calls"):
+                messages.append({"role": "assistant", "content": ""})
+            _assistant(messages)["content"] += _text(item.get("content"), number)
         case "message":
             messages.append({"role": item.get("role"), "content": _text(item.get("content"), number)})
         case "function_call":
@@ -159,10 +160,7 @@ def _add(messages: list[Item], item: Item, number: int) -> None:
 
 
 def _assistant(messages: list[Item]) -> Item:
-    """The message of the assistant that an item belongs to: the last one, or a new one.
-
-    A second answer after calls is a message of its own.
-    """
+    """The message of the assistant that an item belongs to: the last one, or a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]

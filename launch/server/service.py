@@ -65,6 +65,10 @@ class TooLarge(ServiceError):
     """There can never be room for the keys and values of this request, not even alone."""
 
 
+class Unsupported(ServiceError):
+    """The model's forward cannot do what this request asks for."""
+
+
 # A pace is that of so many requests that ended last.
 NUM_RECENT = 32
 # Seconds after which a refused client is asked to come back at the latest, and the age at which a pace is forgotten.
@@ -121,6 +125,8 @@ def _failure(output: Output) -> ServiceError | None:
             return GenerationFailed()
         case "no_room":
             return TooLarge(output.text)
+        case "unsupported":
+            return Unsupported(output.text)
         case _:
             return None
 

@@ -33,6 +33,8 @@ from launch.server.answer_parsers import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from lp.grammar.settings import Grammar
+
 Tool = dict[str, Any]
 
 
@@ -181,14 +183,27 @@ class Dialect:
             return with_tools([_for_template(message) for message in messages], tools), []
         return [dict(message) for message in messages], []
 
-    def reading(self, tools: Tools, choice: ToolChoice, allows_parallel: bool, prompt: Sequence[int]) -> Reading:
-        """How the answers to a prompt are read. tools: those that the model was told of. prompt: its tokens."""
+    def reading(
+        self,
+        tools: Tools,
+        choice: ToolChoice,
+        allows_parallel: bool,
+        prompt: Sequence[int],
+        grammar: Grammar | None = None,
+    ) -> Reading:
+        """How the answers to a prompt are read.
+
+        tools: those that the model was told of. prompt: its tokens. grammar: what the answers must be. If it has no
+        place for the marks of the model's format, the answers are content alone.
+        """
         form = self._format(tools)
         if not form.has_something and not choice.is_forced:
             return Reading(form)
+        end = str(self._tokenizer.decode(list(prompt[-_END_TOKENS:]), skip_special_tokens=False))
+        if grammar is not None and not choice.is_forced and _is_plain(grammar, end):
+            return Reading(Format("none", None))
         marks = _marks(form)
         kept = frozenset(token for token in self._specials if token in marks)
-        end = str(self._tokenizer.decode(list(prompt[-_END_TOKENS:]), skip_special_tokens=False))
         return Reading(form, list(tools), choice, allows_parallel, end, kept, self._specials - kept)
 
     def _format(self, tools: Tools) -> Format:
@@ -230,6 +245,14 @@ def _complete(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool with the keys that chat templates read without asking."""
     usual = {"description": "", "parameters": {"type": "object", "properties": {}}}
     return {**tool, "function": {**usual, **tool["function"]}}
+
+
+def _is_plain(grammar: Grammar, prompt_end: str) -> bool:
+    """Whether a grammar's texts are read without marks: JSON, and those for which the prompt has begun reasoning that
+    the grammar does not end.
+    """
+    is_json = grammar.kind in ("json_object", "json_schema")
+    return is_json or (prompt_end.rstrip().endswith("<think>") and "</think>" not in grammar.text)
 
 
 def _marks(form: Format) -> str:

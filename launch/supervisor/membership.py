@@ -65,9 +65,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class AskToRegroup:
-    """Let the members finish their step and wait for another epoch. leaders: the ranks to be told."""
-
-    leaders: list[int]
+    """Let the members finish their step and wait for another epoch."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +314,7 @@ class Membership:
         is_steady = all(self.slots[rank].has_joined for rank in self.epoch.members)
         if is_due and is_steady and not self.regrouping and self.reform_at is None and self.can_shrink:
             self.regrouping = True
-            return [AskToRegroup(self.epoch.leaders)]
+            return [AskToRegroup()]
         return []
 
     def _size_for(self, members: list[int]) -> int:

@@ -282,16 +282,16 @@ class Supervisor:
                             self._emit(output)
                 case messages.Ready(device, num_pages):
                     self._places[rank].device = device
-                    if num_pages:  # a request must fit every rank
-                        least = min(num_pages, self.request_builder.budget.num_pages)
-                        self.request_builder.budget, self._dispatcher.num_pages = KVBudget(least), least
+                    if num_pages:
+                        self._limit_room(num_pages)
                     self._do(self._group.is_ready(rank, now))
-                case messages.Joined(number):
+                case messages.Joined(number, num_pages):
+                    self._limit_room(num_pages)
                     self._do(self._group.joined(rank, number, now))
                 case messages.Left(number, cached):
                     self._dispatcher.left(rank, number, cached)
                     self._do(self._group.left(rank, number, now))
-                case messages.Lost(number, _, reason):
+                case messages.Lost(number, reason):
                     log.debug("rank %d: %s", rank, reason)
                     self._do(self._group.lost(number, now))
                     if self._shutting_down:
@@ -309,6 +309,11 @@ class Supervisor:
                     self._do(self._group.failed(rank, reason, is_final, now))
                 case messages.Hello() | messages.Alive():
                     pass  # a sign of life, which is noted above
+
+    def _limit_room(self, num_pages: int) -> None:
+        """Refuses requests that do not fit a rank: they must fit all of them. num_pages: of this rank."""
+        least = min(num_pages, self.request_builder.budget.num_pages)
+        self.request_builder.budget, self._dispatcher.num_pages = KVBudget(least), least
 
     def _send_home(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -166,13 +166,13 @@ class Engine:
     def add_request(self, request: Request, tokens: Items[int] = ()) -> Output | None:
         """Adds a request, or one that continues after tokens which another engine has generated.
 
-        Returns its end if it can never fit into memory, and all that it has so far if it continues.
+        Returns its end if it is refused, and all that it has so far if it continues.
         """
         self._end_trials()
         if refusal := self.scheduler.budget.refusal(request):
             return refusal
         if request.pooling and not self.request_builder.embeds:
-            return Output(request.id, [], NO_HIDDEN, None, "no_room", Statistics(prompt_tokens=len(request.prompt)))
+            return Output(request.id, [], NO_HIDDEN, None, "unsupported", Statistics(len(request.prompt)))
         output = None
         for state in make_states(request, self.checkpoint, self.history, tokens):
             output = state.replay(tokens) if tokens else None

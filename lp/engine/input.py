@@ -68,7 +68,7 @@ class RequestBuilder:
         self.budget = KVBudget()
         self.decode = self._without_trees(decode or DEFAULT())
         self.sampling = (sampling or Sampling()).with_defaults(checkpoint.generation)
-        # Whether hidden states can be had; set once the model is loaded.
+        # Whether the model's forward gives hidden states. Where the model is not loaded, its engines refuse requests.
         self.embeds = True
         self._numbers = itertools.count()
         self._traits = ModelTraits.of(checkpoint, roles)

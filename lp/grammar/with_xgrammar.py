@@ -19,6 +19,7 @@ from xgrammar import Grammar as XGrammar
 
 from lp.grammar.matcher import escaped, one_line
 from lp.grammar.settings import ANY_OBJECT, Grammar, GrammarError
+from lp.grammar.state import Masks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -83,11 +84,12 @@ class XGrammarCompiler:
         except Exception as error:
             raise GrammarError(f"this model's tokenizer knows no grammars: {one_line(str(error))}") from error
         self.vocabulary = TokenBytes(info, tokenizer)
-        self._stop_mask, self._all_mask = _bits(info.stop_token_ids, vocab_size), _bits(range(vocab_size), vocab_size)
+        self._stop_mask = Masks.of_tokens(info.stop_token_ids, vocab_size)
+        self._all_mask = Masks.of_tokens(range(vocab_size), vocab_size)
         # JSON on one line has none of these bytes, but xgrammar would allow them in strings of a bounded length.
         texts = enumerate(info.decoded_vocab)
         controls = [token for token, text in texts if token < vocab_size and any(byte < 0x20 for byte in text)]
-        self._json_mask = self._all_mask & ~_bits(controls, vocab_size)
+        self._json_mask = self._all_mask & ~Masks.of_tokens(controls, vocab_size)
         # What is compiled is kept by lp/grammar/compiler.py.
         self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -185,13 +187,6 @@ class XGrammarMatcher:
 
     def compute_ff_bytes(self) -> bytes:
         return b"" if self._matcher.is_terminated() else self._matcher.find_jump_forward_string().encode()
-
-
-def _bits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
-    """int32, with the bits of some tokens set."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[list(tokens)] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _schema(text: str) -> Any:

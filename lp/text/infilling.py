@@ -36,14 +36,14 @@ def infill(tokenizer: PreTrainedTokenizerFast, beginning: list[int], end: str, s
     beginning: its tokens, without special ones. special: whether the prompt begins with the tokenizer's own special
     token, if it has one. Raises ValueError for a tokenizer that has no tokens for this.
     """
-    known = tokenizer.get_vocab()
-    marks = next((marks for marks in KNOWN if all(token in known for token in marks[:3] if token)), None)
+    id_of = tokenizer.backend_tokenizer.token_to_id  # the whole vocabulary would take a second to copy
+    marks = next((marks for marks in KNOWN if all(id_of(token) is not None for token in marks[:3] if token)), None)
     if marks is None:
         raise ValueError(
             "this model's tokenizer has no tokens for text between two texts, such as <|fim_prefix|>; use a model that "
             "was trained to fill in the middle"
         )
-    before, between, after = ([known[token]] if token else [] for token in marks[:3])
+    before, between, after = ([id_of(token)] if token else [] for token in marks[:3])
     own_end: list[int] = tokenizer.encode(end, add_special_tokens=False)  # pyright: ignore[reportAssignmentType]
     parts = [between, own_end, before, beginning] if marks.end_first else [before, beginning, between, own_end, after]
     bos = tokenizer.bos_token_id

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from lp.grammar.state import GrammarState
 
 # "error" means that the model's logits were not numbers; "no_room", that the request needs more keys and values than
-# there is memory for; "dead_end", that the grammar does not let the text end, and nothing that it
-# allows may follow.
-FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "dead_end"]
+# there is memory for; "unsupported", that the model's forward cannot do what the request asks for; "dead_end", that
+# the grammar does not let the text end, and nothing that it allows may follow.
+FinishReason = Literal["stop", "length", "cancelled", "error", "no_room", "unsupported", "dead_end"]
+# Of requests that were refused. The text is a message that says why.
+REFUSALS = ("no_room", "unsupported")
 
 
 @dataclass

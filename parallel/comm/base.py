@@ -84,11 +84,10 @@ class Exchange(Protocol):
     traffic: Traffic
     messages: Messages | None
 
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
         """Gives every rank the integers of all ranks.
 
-        mine: int32 [I], with the same I on all ranks. timeout_s: seconds to wait for the others; None takes the
-        exchange's own limit. Returns a new int32 [N, I]. Raises RankLost.
+        mine: int32 [I], with the same I on all ranks. Returns a new int32 [N, I]. Raises RankLost.
         """
         ...
 
@@ -174,7 +173,7 @@ class LocalExchange(GathersRows):
         self.num_ranks = 1
         self.traffic = Traffic()
 
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
         self.traffic.num_collectives += 1
         return mine[None].copy()
 

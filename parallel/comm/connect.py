@@ -62,7 +62,11 @@ def connect(settings: ParallelSettings, mesh: Mesh, store: Store | None = None, 
                 store, mesh.rank, mesh.num_ranks, backend.value, mesh.device, settings.timeout_s, is_over
             )
     if Mode(settings.mode) is Mode.auto and mesh.degree("lp") > 1 and mesh.degree("pp") == 1:
-        exchange.messages = _connect_messages(settings, mesh, exchange, store, hosts, is_over)
+        try:
+            exchange.messages = _connect_messages(settings, mesh, exchange, store, hosts, is_over)
+        except BaseException:
+            exchange.close()
+            raise
     return DelayedExchange(exchange, settings.delay_us) if settings.delay_us else exchange
 
 
@@ -248,8 +252,8 @@ class DelayedExchange:
         self._inner = inner
         self._delay_us = delay_us
 
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
-        gathered = self._inner.all_gather(mine, timeout_s)
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        gathered = self._inner.all_gather(mine)
         self._wait()
         return gathered
 

@@ -74,14 +74,14 @@ class GuardedGroup:
         """Whether collectives are only launched: `settle` waits for them, and work on the same stream comes after."""
         return self.device.type == "cuda"
 
-    def all_gather(self, tensor: Tensor, timeout_s: float | None = None) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as [ranks, *shape] on this group's device."""
         gathered = torch.empty((len(self.ranks), *tensor.shape), dtype=tensor.dtype, device=self.device)
         options = c10d.AllgatherOptions()
         if self.is_on_gpu:  # one kernel, without copies
-            self._run(lambda group: group._allgather_base(gathered, tensor, options), options, timeout_s)
+            self._run(lambda group: group._allgather_base(gathered, tensor, options), options)
         else:
-            self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options, timeout_s)
+            self._run(lambda group: group.allgather([list(gathered.unbind())], [tensor], options), options)
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -106,15 +106,15 @@ class GuardedGroup:
         while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
             self._guard(self._await_oldest_message)
 
-    def settle(self, timeout_s: float | None = None) -> None:
+    def settle(self) -> None:
         """Waits until everything that was launched on a GPU has been done. Raises RankLost, and EpochOver."""
         if self.is_on_gpu and not torch.cuda.is_current_stream_capturing():
-            self._guard(lambda: self._wait_for(self._mark(), self.timeout_s if timeout_s is None else timeout_s))
+            self._guard(lambda: self._wait_for(self._mark()))
 
     def launched(self) -> None:
         """Notes that collectives were launched by a graph, so that a rank that is lost is noticed in time."""
         if self.is_on_gpu:
-            self._guard(lambda: self._expect(self.timeout_s))
+            self._guard(self._expect)
 
     def close(self) -> None:
         """Leaves the group once every message has left; may be called twice."""
@@ -146,28 +146,25 @@ class GuardedGroup:
 
     def _await_oldest_message(self) -> None:
         """Waits until the oldest message has left."""
-        self._finish(self._unsent[0][0], self.timeout_s)
+        self._finish(self._unsent[0][0])
         self._unsent.popleft()
 
-    def _run(
-        self, collective: Callable[[ProcessGroup], c10d.Work | None], options: Any, timeout_s: float | None = None
-    ) -> None:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+    def _run(self, collective: Callable[[ProcessGroup], c10d.Work | None], options: Any) -> None:
         if options is not None:
-            options.timeout = timedelta(seconds=limit_s)
+            options.timeout = timedelta(seconds=self.timeout_s)
             options.asyncOp = not self.is_on_gpu  # on a GPU: on the current stream, not on one of the group's own
-        self._guard(lambda: self._finish(collective(self._open()), limit_s))
+        self._guard(lambda: self._finish(collective(self._open())))
 
     def _open(self) -> ProcessGroup:
         assert self._group is not None, "this group is closed"
         return self._group
 
-    def _finish(self, work: c10d.Work | None, timeout_s: float) -> None:
+    def _finish(self, work: c10d.Work | None) -> None:
         """Waits on the host for gloo's collective, which watches the time limit itself. On a GPU, the stream waits."""
         if self.is_on_gpu:
             if work is not None:  # a message, which has a stream of its own
                 work.wait()
-            self._expect(timeout_s)
+            self._expect()
             return
         assert work is not None, "gloo always says how its work stands"
         if self._is_over is not never:
@@ -180,18 +177,18 @@ class GuardedGroup:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _expect(self, timeout_s: float) -> None:
+    def _expect(self) -> None:
         """Lets the watch expect the end of what has been launched. A graph only notes it, and runs it later."""
         self._check_watch()
         if self._watch is not None and not torch.cuda.is_current_stream_capturing():
-            self._watch.expect(self._mark(), timeout_s)
+            self._watch.expect(self._mark(), self.timeout_s)
 
-    def _wait_for(self, event: torch.cuda.Event, timeout_s: float) -> None:
+    def _wait_for(self, event: torch.cuda.Event) -> None:
         """Waits on the host, with a limit that a plain synchronisation does not have."""
         try:
-            wait_for(event.query, self._look, timeout_s)
+            wait_for(event.query, self._look, self.timeout_s)
         except TimeoutError:
-            raise RuntimeError(f"NCCL timed out after {timeout_s:g} s") from None
+            raise RuntimeError(f"NCCL timed out after {self.timeout_s:g} s") from None
         self._check_watch()
 
     def _look(self) -> None:

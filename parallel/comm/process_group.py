@@ -44,11 +44,11 @@ class ProcessGroupExchange(GathersRows):
         """Messages over the connections of this exchange. device: this rank's."""
         return GroupMessages(self._group, device)
 
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
         assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
         with self.traffic.counted(mine.nbytes):
-            gathered = self._group.all_gather(torch.from_numpy(mine).to(self._group.device), timeout_s)
-            self._group.settle(timeout_s)
+            gathered = self._group.all_gather(torch.from_numpy(mine).to(self._group.device))
+            self._group.settle()
             return gathered.cpu().numpy()
 
     def broadcast(self, data: bytes | None) -> bytes:

@@ -67,7 +67,7 @@ class GathersRows(ABC):
     num_ranks: int
 
     @abstractmethod
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray: ...
+    def all_gather(self, mine: np.ndarray) -> np.ndarray: ...
 
     def gather_rows(
         self, header: tuple[int, int], own: list[np.ndarray], tables: list[Table], ranks_per_replica: int = 1

@@ -59,18 +59,17 @@ class SharedMemoryExchange(GathersRows):
             self._mailbox: Mailbox | None = Mailbox(path, rank, num_ranks)
             self._meet()
 
-    def all_gather(self, mine: np.ndarray, timeout_s: float | None = None) -> np.ndarray:
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
         assert mine.dtype == np.int32 and mine.ndim == 1 and mine.flags.c_contiguous, "an all-gather takes int32 [I]"
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if self._native is not None and (num_bytes := mine.nbytes) <= SLOT_BYTES:
             begin, traffic = time.perf_counter(), self.traffic
-            gathered = self._gather_natively(self._native, mine, timeout_s)
+            gathered = self._gather_natively(self._native, mine)
             traffic.seconds += time.perf_counter() - begin
             traffic.bytes_sent += num_bytes
             traffic.num_collectives += 1
             return gathered
         with self.traffic.counted(mine.nbytes):
-            return self._all_gather(mine, timeout_s)
+            return self._all_gather(mine)
 
     def gather_rows(
         self, header: tuple[int, int], own: list[np.ndarray], tables: list[Table], ranks_per_replica: int = 1
@@ -83,7 +82,7 @@ class SharedMemoryExchange(GathersRows):
         number, how = self._number, (tables, self._headers, ranks_per_replica, num_bytes)
         state = native.gather_rows(number, *header, own, *how, NATIVE_WAIT_US)
         if state != -1:
-            self._finish(state, lambda: native.gather_rows(number, 0, 0, None, *how, 0), num_bytes, self._timeout_s)
+            self._finish(state, lambda: native.gather_rows(number, 0, 0, None, *how, 0), num_bytes)
         traffic.seconds += time.perf_counter() - begin
         traffic.bytes_sent += num_bytes
         traffic.num_collectives += 1
@@ -107,37 +106,35 @@ class SharedMemoryExchange(GathersRows):
         """Exchanges the process ids, by which each rank notices that another has died, and who has the library."""
         native = library()
         own = np.array([os.getpid(), native is not None], dtype=np.int32)
-        pids, have_library = self._all_gather(own, self._timeout_s).T
+        pids, have_library = self._all_gather(own).T
         self._peers = Peers(list(range(self.num_ranks)), pids.tolist())
         if native is not None and have_library.all() and self._mailbox is not None:
             self._native = NativeMailbox(native, self._mailbox.address, self.rank, self.num_ranks)
 
-    def _all_gather(self, mine: np.ndarray, timeout_s: float) -> np.ndarray:
+    def _all_gather(self, mine: np.ndarray) -> np.ndarray:
         gathered = np.empty((self.num_ranks, mine.size), dtype=np.int32)
         target = gathered.view(np.uint8)
         source = memoryview(mine.tobytes())
         for begin in range(0, max(1, len(source)), SLOT_BYTES):
-            messages = self._round(_GATHER, len(source), source[begin : begin + SLOT_BYTES], timeout_s)
+            messages = self._round(_GATHER, len(source), source[begin : begin + SLOT_BYTES])
             for rank, message in enumerate(messages):
                 self._check_size(rank, message, len(source))
                 target[rank, begin : begin + SLOT_BYTES] = np.frombuffer(message.part, np.uint8)
         return gathered
 
-    def _gather_natively(self, native: NativeMailbox, mine: np.ndarray, timeout_s: float) -> np.ndarray:
+    def _gather_natively(self, native: NativeMailbox, mine: np.ndarray) -> np.ndarray:
         """An all-gather of one round by the library."""
         self._number += 1
         gathered = np.empty((self.num_ranks, mine.size), dtype=np.int32)
         state = native.gather(self._number, mine, gathered, mine.nbytes, NATIVE_WAIT_US)
         if state != -1:
-            self._finish(
-                state, lambda: native.gather(self._number, None, gathered, mine.nbytes, 0), mine.nbytes, timeout_s
-            )
+            self._finish(state, lambda: native.gather(self._number, None, gathered, mine.nbytes, 0), mine.nbytes)
         return gathered
 
-    def _finish(self, state: int, attempt: Callable[[], int], num_bytes: int, timeout_s: float) -> None:
+    def _finish(self, state: int, attempt: Callable[[], int], num_bytes: int) -> None:
         """Finishes a round of the library that has not everything yet. state: of the first attempt."""
         if state >= 0:
-            state = -self._await(lambda: max(0, -attempt()), timeout_s)
+            state = -self._await(lambda: max(0, -attempt()))
         if state < -1:
             assert self._mailbox is not None, "this exchange is closed"
             message = self._mailbox.read(rank := -2 - state, self._number)
@@ -149,39 +146,39 @@ class SharedMemoryExchange(GathersRows):
         received = bytearray()
         begin = 0
         while True:
-            messages = self._round(_BROADCAST, len(mine), mine[begin : begin + SLOT_BYTES], self._timeout_s)
+            messages = self._round(_BROADCAST, len(mine), mine[begin : begin + SLOT_BYTES])
             received += messages[0].part
             begin += SLOT_BYTES
             if begin >= messages[0].total:
                 return bytes(received)
 
-    def _round(self, kind: int, total: int, part: memoryview, timeout_s: float) -> list[MailboxMessage]:
+    def _round(self, kind: int, total: int, part: memoryview) -> list[MailboxMessage]:
         """Publishes one part of this rank's payload and returns the messages of all ranks, this one's included."""
         assert self._mailbox is not None, "this exchange is closed"
         self._number += 1
         self._mailbox.publish(self._number, kind, total, part)
         messages = [
-            MailboxMessage(kind, total, part) if rank == self.rank else self._receive(self._mailbox, rank, timeout_s)
+            MailboxMessage(kind, total, part) if rank == self.rank else self._receive(self._mailbox, rank)
             for rank in range(self.num_ranks)
         ]
         for rank, message in enumerate(messages):
             self._check_kind(rank, message, kind)
         return messages
 
-    def _receive(self, mailbox: Mailbox, rank: int, timeout_s: float) -> MailboxMessage:
+    def _receive(self, mailbox: Mailbox, rank: int) -> MailboxMessage:
         """Returns that rank's message of this round, once it is there. Raises RankLost and EpochOver."""
         # Read before any wait is set up, which takes longer than reading.
-        return mailbox.read(rank, self._number) or self._await(partial(mailbox.read, rank, self._number), timeout_s)
+        return mailbox.read(rank, self._number) or self._await(partial(mailbox.read, rank, self._number))
 
-    def _await(self, attempt: Callable[[], _Result | None], timeout_s: float) -> _Result:
+    def _await(self, attempt: Callable[[], _Result | None]) -> _Result:
         """What `attempt` returns once that is something true. Raises RankLost and EpochOver."""
         mailbox = self._mailbox
         assert mailbox is not None, "this exchange is closed"
         try:
-            return wait_for(attempt, partial(self._look, mailbox), timeout_s)
+            return wait_for(attempt, partial(self._look, mailbox), self._timeout_s)
         except TimeoutError:
             missing = [other for other in range(self.num_ranks) if self._is_missing(mailbox, other)]
-            raise self._peers.late(missing, timeout_s) from None
+            raise self._peers.late(missing, self._timeout_s) from None
 
     def _look(self, mailbox: Mailbox) -> None:
         """Raises what ends a wait that is in vain."""

@@ -16,7 +16,7 @@ from parallel.groups import messages
 from parallel.groups.elastic import BY_ROWS, ElasticGroups, Movable
 from parallel.groups.epoch import Epoch
 from parallel.groups.ledger import Ledger
-from parallel.groups.messages import Abort, AddRequest, Command, HandOver
+from parallel.groups.messages import Abort, AddRequest, Command, HandOver, ResetPrefixes
 
 # Sends commands to the leader of an epoch. What is sent to a rank that has gone is lost.
 Send = Callable[[int, Epoch, list[Command]], None]
@@ -35,6 +35,7 @@ class Dispatcher:
         self.is_ending = False
         self.times: Mapping[int, StepTimes] = {}
         self.num_pages = sys.maxsize
+        self._forgets_prefixes = False  # whether the next epoch begins with ResetPrefixes
         self._ledger = Ledger()
         self._groups = groups
         self._send = send
@@ -60,6 +61,7 @@ class Dispatcher:
         if self.epoch is None:
             for command in issued:
                 self._ledger.note(command)
+                self._forgets_prefixes |= isinstance(command, ResetPrefixes)
             return self._ledger.end_cancelled()
         orders: dict[int, list[Command]] = {rank: [] for rank in self.epoch.leaders}
         for command in issued:
@@ -84,7 +86,10 @@ class Dispatcher:
             case messages.Regroup():
                 self.is_ending = True
                 return epoch.leaders
-            case messages.HandOver() | messages.Shutdown() | messages.ResetPrefixes():
+            case ResetPrefixes() if self.is_ending:
+                self._forgets_prefixes = True
+                return []
+            case messages.HandOver() | messages.Shutdown() | ResetPrefixes():
                 return epoch.leaders
             case messages.UseTimes() | messages.TryStep():
                 raise AssertionError("only leaders say so, to their own groups")
@@ -114,6 +119,10 @@ class Dispatcher:
         ledger = self._ledger
         for one in sorted(ledger.waiting(), key=lambda one: (not ledger.cached(one.id), -len(one.prompt))):
             self._assign(one, epoch, share)
+        if self._forgets_prefixes:
+            self._forgets_prefixes = False
+            for rank in epoch.leaders:
+                self._send(rank, epoch, [ResetPrefixes()])
         return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
 
     def left(self, rank: int, number: int, cached: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from lp.kv_cache.cache import pages_of
 from lp.request import Output, Request
 from lp.statistics import Statistics
+from lp.text.stopping import REFUSALS
 from parallel.groups.elastic import Load, Movable
 from parallel.groups.epoch import RunningRequest
 from parallel.groups.messages import Abort, AddRequest, Command
@@ -159,7 +160,7 @@ class Ledger:
         entry = self._entries.get(output.request_id)
         if entry is None or epoch != self._epoch or rank != entry.rank:
             return None
-        if output.finish_reason == "no_room":  # its text is a message, not a part of what the client has
+        if output.finish_reason in REFUSALS:  # its text is a message, not a part of what the client has
             del self._entries[output.request_id]
             return output
         tokens = output.tokens[max(0, len(entry.tokens) - entry.sent_tokens) :]

@@ -157,7 +157,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Ready:
-    """The rank could serve. device: where it would. num_pages: room for keys and values; 0 if it is not known yet."""
+    """The rank could serve. device: where it would. num_pages: room for keys and values; 0 if it is not known before
+    the ranks meet, as where each holds a part of the model.
+    """
 
     device: str
     num_pages: int = 0
@@ -170,9 +172,10 @@ class Alive:
 
 @dataclass(frozen=True)
 class Joined:
-    """The rank has met the other members of an epoch."""
+    """The rank has met the other members of an epoch. num_pages: its room for keys and values."""
 
     epoch: int
+    num_pages: int
 
 
 @dataclass(frozen=True)
@@ -187,10 +190,9 @@ class Left:
 
 @dataclass(frozen=True)
 class Lost:
-    """A collective of an epoch has failed. ranks: those that seem to be the cause; may be empty."""
+    """A collective of an epoch has failed."""
 
     epoch: int
-    ranks: list[int]
     reason: str
 
 

@@ -287,9 +287,7 @@ class Worker:
                 # An epoch that is given up in the middle of a step has been followed by another one already.
                 self.send(messages.Left(epoch.number, {} if self.is_over() else num_cached(engine)))
             except RankLost as error:
-                group = epoch.group_of(self.rank)
-                lost = [group[place] for place in error.ranks]
-                self.send(messages.Lost(epoch.number, lost, str(error)))
+                self.send(messages.Lost(epoch.number, str(error)))
 
     def next_epoch(self) -> Epoch:
         """Waits for an epoch that has not begun yet. Raises Fenced and FrontEndGone."""
@@ -318,7 +316,7 @@ class Worker:
         moves = None
         if self.transfer and channel.num_ranks == 1:
             self._moves = moves = Moves(engine, self.transfer, epoch.number, self.send)
-        self.send(messages.Joined(epoch.number))
+        self.send(messages.Joined(epoch.number, engine.checkpoint.model.memory.num_pages))
         flush()
         try:
             run_engine(engine, channel, self if channel.is_leader else None, told.append, flush, moves)

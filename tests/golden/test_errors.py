@@ -243,6 +243,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, list[str]]] = [
     ({"guided_regex": "a(b"}, "guided_regex", ["guided_regex", "a(b"]),
     ({"guided_grammar": "start: nowhere"}, "guided_grammar", ["guided_grammar", "nowhere"]),
     ({"guided_choice": ["a", 1]}, "guided_choice", ["choice"]),
+    ({"structured_outputs": {"json_object": "x"}}, "structured_outputs", ["json_object", "true"]),
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", ["guided_regex", "guided_json"]),
 ]
 
@@ -270,6 +271,14 @@ ROUTES: list[tuple[str, str, dict[str, Any] | None, int, str | None, list[str]]]
     ("POST", "/v1/chat/completions", {}, 400, None, ["messages"]),
     ("POST", "/v1/chat/completions", {"messages": []}, 400, None, ["messages"]),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "king"}]}, 400, None, ["messages[0].role", "'king'"]),
+    (
+        "POST",
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_completion_tokens": 0},
+        400,
+        None,
+        ["max_completion_tokens=0"],
+    ),
     ("GET", "/v1/models/gpt-9", None, 404, "model_not_found", ["gpt-9"]),
     ("GET", "/v2/nothing", None, 404, "not_found", ["GET /v2/nothing"]),
     ("GET", "/v1/completions", None, 405, "method_not_allowed", ["GET /v1/completions"]),

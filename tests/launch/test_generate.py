@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch.data.output import Printer
+from launch.data.prompts import NamedPrompt
+from launch.generate import Continuations, Format, GenerateSettings, output_of
 from lp import Engine
 from lp.engine import builder
+from lp.engine.input import RequestBuilder
 from lp.methods.registry import METHODS
+from lp.runner.single_device import SingleDevice
+from lp.scheduling.kv_budget import KVBudget
+from parallel.comm.base import LocalExchange
+from parallel.comm.channel import Channel
+from parallel.groups.worker import run_engine
 from tests.launch.conftest import Main
 
 KEYS = [
@@ -176,3 +185,16 @@ def test_traces_of_all_steps_go_to_a_file(main: Main, folder: str, tmp_path: Pat
     assert {step["prompt"] for step in steps} == {0}
     code, _, err = main(f"model.path={folder}", *prompts, "trace=missing/steps.jsonl")
     assert code == 2 and "trace=missing/steps.jsonl cannot be written" in err
+
+
+def test_a_prompt_that_the_ranks_refuse_has_failed(llama: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A front end may not know how much room its ranks have."""
+    engine = Engine(llama.checkpoint, SingleDevice(llama.checkpoint.model), RequestBuilder(llama.checkpoint))
+    engine.scheduler.budget, settings = KVBudget(1), GenerateSettings(max_new_tokens=400, format=Format.json)
+    with Printer(output_of(settings, 1)) as printer:
+        texts = Continuations(
+            RequestBuilder(llama.checkpoint), {}, [NamedPrompt("0", "a", "prompt")], settings, printer
+        )
+        run_engine(engine, Channel(LocalExchange()), texts.queue, texts.emit)
+    record = json.loads(capsys.readouterr().out)
+    assert (record["finish_reason"], record["text"], texts.conclude()) == ("no_room", "", 1)

@@ -83,7 +83,7 @@ def test_a_forward_without_hidden_states_is_named(llama: Engine) -> None:
         with pytest.raises(ValueError, match="gives no hidden states"):
             engine.embed(LONG)
         refusal = engine.add_request(request)
-        assert refusal is not None and (refusal.finish_reason, refusal.text) == ("no_room", NO_HIDDEN)
+        assert refusal is not None and (refusal.finish_reason, refusal.text) == ("unsupported", NO_HIDDEN)
     finally:
         engine.request_builder.embeds = True
 

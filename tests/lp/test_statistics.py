@@ -69,3 +69,9 @@ def test_reported_values(llama: Engine) -> None:
         "prompt_tokens", "cached_tokens", "tokens", "steps", "tokens_per_step", "rows_per_step", "accepted_lengths",
         "proposed", "accepted", "ttft_s", "decode_s", "tokens_per_s",
     }  # fmt: skip
+
+
+def test_a_resumed_request_keeps_what_was_cached_when_it_began() -> None:
+    before = Statistics(prompt_tokens=9, cached_tokens=8, tokens=2, steps=2)
+    resumed = Statistics(prompt_tokens=9, tokens=5, steps=3).after(before)
+    assert (resumed.cached_tokens, resumed.tokens, resumed.steps) == (8, 5, 5)

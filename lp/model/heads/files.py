@@ -56,7 +56,7 @@ def read_info(folder: Path) -> HeadsInfo:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"model.heads={str(folder)!r}: {CONFIG} cannot be read ({one_line(error)}); give a folder that "
-            "launch/convert_heads.py or demo/train_heads.py has made"
+            "python -m lp.model.heads.convert or demo/train_heads.py has made"
         ) from error
     names = {field.name: field.type for field in dataclasses.fields(HeadsInfo)}
     kind = config.pop("kind", None) if isinstance(config, dict) else None

@@ -24,6 +24,8 @@ from launch.cluster.nodes import (  # noqa: E402
     join_cluster,
     shorten_ray_error,
 )
+from launch.cluster.program_settings import RayGenerateSettings, RayServeSettings, resolve_settings  # noqa: E402
+from launch.cluster.ray_serve import run_replicas  # noqa: E402
 
 LAUNCH = Path(ray_job.__file__).parent
 VERSIONS = {"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0+cpu"}
@@ -128,6 +130,28 @@ def test_local_paths_become_absolute_and_hub_ids_do_not(tmp_path: Path, monkeypa
     assert absolute_name("models") == str(tmp_path / "models")
     assert absolute_name("./none") == str(tmp_path / "none")
     assert absolute_name("owner/model") == "owner/model"
+
+
+def test_all_files_of_settings_become_absolute_and_words_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "off", "drafter", "keys", "grammar.lark", "answers"):
+        (tmp_path / name).touch()
+    serve, generate = RayServeSettings(), RayGenerateSettings()
+    serve.model.path, serve.draft.path, serve.index = "owner/model", "drafter", "answers"
+    serve.server.api_keys_file, generate.grammar.file = "keys", "grammar.lark"
+    resolve_settings(serve)
+    resolve_settings(generate)
+    assert (serve.model.path, serve.draft.path) == ("owner/model", str(tmp_path / "drafter"))
+    assert (serve.index, serve.corpus, serve.model.heads) == (str(tmp_path / "answers"), "off", "auto")
+    assert (serve.second.path, serve.server.api_keys_file) == ("", str(tmp_path / "keys"))
+    assert generate.grammar.file == str(tmp_path / "grammar.lark")
+
+
+def test_a_certificate_is_refused_with_replicas():
+    settings = RayServeSettings()
+    settings.server.tls_certificate = settings.server.tls_key = "server.pem"
+    with pytest.raises(ValueError, match=r"server\.tls_certificate .*Ray Serve.*ray\.num_replicas"):
+        run_replicas(settings, lambda: 15)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ def test_pages_of_allowed_origins_may_use_the_server(checkpoint):
         preflight = httpx.options(f"{running.url}/v1/completions", headers=PREFLIGHT)
         assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == ORIGIN
         assert "x-stainless-os" in preflight.headers["access-control-allow-headers"]
+        deletes = httpx.options(
+            f"{running.url}/v1/responses/resp_1", headers={**PREFLIGHT, "access-control-request-method": "DELETE"}
+        )
+        assert deletes.status_code == 200, "a response can be deleted"
         refused = post(running, origin=ORIGIN)
         assert refused.status_code == 401
         for answer in (refused, post(running, origin=ORIGIN, authorization="Bearer key")):

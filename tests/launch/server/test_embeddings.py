@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from lp.engine.input import RequestBuilder
 from tests.launch.server.harness import Running, assert_error, serving
 
 TEXTS = ["def fibonacci(n):", "class Window: pass", "x"]
@@ -113,3 +114,13 @@ def test_unknown_models_and_keys(checkpoint):
         assert_error(running.post("/v1/embeddings", input="a"), 401)
         client = running.openai(api_key="secret")
         assert len(client.embeddings.create(model=running.model, input="a").data) == 1
+
+
+def test_what_only_the_engine_knows_to_be_impossible_is_no_matter_of_length(checkpoint):
+    with serving(checkpoint) as running:
+        running.engine.request_builder = RequestBuilder(checkpoint)  # the front end has another one
+        running.engine.request_builder.embeds = False
+        answer = running.post("/v1/embeddings", input="a")
+        assert_error(answer, 400, "gives no hidden states")
+        assert answer.json()["error"]["code"] is None
+        running.assert_serves()

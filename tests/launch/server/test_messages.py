@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +11,24 @@ import httpx
 import jsonschema
 import pytest
 
+from launch.server.anthropic import MessageReply
+from launch.server.conversion import Conversion
+from launch.server.openai_protocol import ChatBody
+from lp.engine.input import RequestBuilder
 from lp.model.checkpoint import Checkpoint
+from lp.request import Completion
 from tests.launch.server.harness import LIMIT_S, Running
 from tests.launch.server.tooling import (
     ARGUMENTS,
     CALL_CLOCK,
     CALL_WEATHER,
     PARAMETERS,
+    TEMPLATE,
     THOUGHTS,
     serving_tools,
     writes,
 )
+from tests.lp.text.test_detokenizer import build_byte_fallback_tokenizer
 
 TOOL = {"name": "weather", "description": "The weather", "input_schema": PARAMETERS}
 CLOCK = {"name": "clock", "input_schema": {"type": "object"}}
@@ -103,6 +111,19 @@ def test_the_stop_sequence_is_named(server: Running) -> None:
     answer = ask(server, "one two three", stop_sequences=["thr", "two"])
     assert answer["content"][0]["text"] == "one "
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
+
+
+def test_the_stop_sequence_is_named_where_decoders_drop_a_space(checkpoint: Checkpoint) -> None:
+    """Those of SentencePiece drop the space of the first token that they are given."""
+    tokenizer = build_byte_fallback_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    conversion = Conversion(RequestBuilder(dataclasses.replace(checkpoint, tokenizer=tokenizer)), ["m"], 16, 4)
+    body = ChatBody.model_validate({"messages": QUESTION, "max_tokens": 9, "stop": ["xx", "world"]})
+    prepared = conversion.prepare(body, None, None)
+    tokens = tokenizer.encode("hello world", add_special_tokens=False)
+    done = Completion(" hello ", tokens, finish_reason="stop")
+    message = MessageReply(prepared, "m", tokenizer).whole({prepared.id: done})
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "world")
 
 
 def test_choices_of_tools(server: Running) -> None:

@@ -10,6 +10,7 @@ import jsonschema
 import openai
 import pytest
 
+from launch.server.responses import to_messages
 from lp.model.checkpoint import Checkpoint
 from tests.launch.server.harness import LIMIT_S, Running, assert_error
 from tests.launch.server.tooling import (
@@ -193,8 +194,16 @@ def test_responses_belong_to_their_key(checkpoint: Checkpoint) -> None:
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, ["text.format", "json_schema"]),
         ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, ["text.format: ", "#"]),
         ({"input": "a", "temperature": -1}, ["temperature"]),
-        ({"input": "a", "max_output_tokens": 0}, ["max_tokens=0"]),
+        ({"input": "a", "max_output_tokens": 0}, ["max_output_tokens=0"]),
     ],
 )  # fmt: skip
 def test_bad_bodies(server: Running, fields: dict, words: list[str]) -> None:
     assert_error(server.post("/v1/responses", **fields), 400, *words)
+
+
+def test_an_answer_after_calls_is_a_message_of_its_own() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
+    before, after = to_messages([said, call]), to_messages([call, said])
+    assert [(message["content"], len(message.get("tool_calls", ()))) for message in before] == [("Wait.", 1)]
+    assert [(message["content"], len(message.get("tool_calls", ()))) for message in after] == [("", 1), ("Wait.", 0)]

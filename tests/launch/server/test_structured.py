@@ -13,6 +13,7 @@ import pytest
 from lp.grammar import compiler
 from lp.model.checkpoint import ModelSettings, load
 from tests.launch.server.harness import LIMIT_S, Running, assert_error, eventually, serving
+from tests.launch.server.tooling import serving_tools
 
 SCHEMA = {
     "type": "object",
@@ -52,6 +53,18 @@ def test_a_schema_is_kept(shared: Running, options: dict[str, Any], temperature:
     choice = chat(shared, temperature=temperature, seed=3, **options).json()["choices"][0]
     assert choice["finish_reason"] == "stop" and "stop_reason" not in choice
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"response_format": as_format(SCHEMA)}, {"guided_choice": ["cat", "dog"]}, {"guided_regex": "[a-f]{3}"}],
+    ids=["response_format", "choice", "regex"],
+)
+def test_a_text_of_a_grammar_is_no_reasoning_that_the_template_begins(checkpoint, options: dict[str, Any]) -> None:
+    with serving_tools(checkpoint) as running:
+        thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+        message = chat(running, **thinking, **options).json()["choices"][0]["message"]
+        assert message["content"] and "reasoning_content" not in message
 
 
 def test_the_openai_client_gets_the_schema_as_a_model(shared: Running) -> None:

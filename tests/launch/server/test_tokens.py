@@ -31,3 +31,10 @@ def test_sentencepiece_tokens():
     names = TokenNames(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
     assert [names.bytes_of(token) for token in (1, 2, 3, 4)] == [b" def", b"f", b"\xf0", "é".encode()]
     assert names.name(3) == "bytes:\\xf0"
+
+
+def test_a_reply_may_name_tokens_by_their_ids():
+    names = TokenNames(make_tokenizer(None))
+    by_id = names.for_reply(True)
+    assert by_id.name(7) == "token_id:7" and by_id.bytes_of(7) == names.bytes_of(7)
+    assert names.for_reply(False).name(7) == names.name(7) != by_id.name(7), "other replies keep the texts"

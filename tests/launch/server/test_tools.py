@@ -171,7 +171,7 @@ def test_a_template_without_tools_gets_them_as_text(checkpoint: Checkpoint) -> N
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "needs tools"),
-        ({"tools": [CLOCK], "tool_choice": "sometimes"}, "tool_choice must be none, auto, required"),
+        ({"tools": [CLOCK], "tool_choice": "sometimes"}, 'required or {"type": "function", "function": {"'),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "not among the tools"),
         ({"tools": [BROKEN], "tool_choice": "required"}, "tools: "),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),

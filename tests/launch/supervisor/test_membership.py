@@ -42,7 +42,7 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
     membership.ended(0, "killed", 10.0)
     join(membership, [1], 10.1)
     hear(membership, [1], 12.0)
-    assert restart(membership, 0, 12.0) == [AskToRegroup([1])]
+    assert restart(membership, 0, 12.0) == [AskToRegroup()]
     assert membership.is_ready(0, 12.1) == []  # the regrouping has been asked for already
     epoch = epoch_of(membership.left(1, membership.number, 12.2))
     assert (epoch.members, epoch.urgent) == ([1, 0], False)
@@ -50,7 +50,7 @@ def test_a_rank_comes_back_at_the_end_of_a_step_and_does_not_lead() -> None:
 
 def test_the_next_epoch_begins_once_all_have_left() -> None:
     membership = serving(2)
-    assert membership.resize(1, 10.0) == [AskToRegroup([0])]
+    assert membership.resize(1, 10.0) == [AskToRegroup()]
     assert membership.left(0, membership.number, 10.1) == []
     assert epoch_of(membership.left(1, membership.number, 10.1)).is_divided
 
@@ -69,7 +69,7 @@ def test_nobody_is_taken_in_while_a_group_still_forms() -> None:
     hear(membership, [1, 2], 10.5)
     assert restart(membership, 0, 10.6) == []
     assert join(membership, [1], 10.7) == []
-    assert join(membership, [2], 10.8) == [AskToRegroup([1])]
+    assert join(membership, [2], 10.8) == [AskToRegroup()]
 
 
 def test_a_leader_lost_while_it_should_regroup() -> None:
@@ -105,7 +105,7 @@ def test_a_rank_that_wakes_takes_no_part_before_it_was_started_again() -> None:
     hear(membership, [0], 6.0)
     membership.ended(1, "it ended with exit code 3", 6.0)
     join(membership, [0], 6.0)
-    assert restart(membership, 1, 7.0) == [AskToRegroup([0])]
+    assert restart(membership, 1, 7.0) == [AskToRegroup()]
 
 
 def test_a_failed_collective_alone_forms_all_anew_after_a_look_around() -> None:

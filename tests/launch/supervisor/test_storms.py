@@ -106,8 +106,8 @@ class World:
                     self.epochs.append(epoch)
                     for rank in self.ranks.values():
                         self.after(0.1, partial(self.hear, rank, epoch), rank)
-                case AskToRegroup(leaders):
-                    for rank in [self.ranks[leader] for leader in leaders]:
+                case AskToRegroup():
+                    for rank in [self.ranks[leader] for leader in self.epochs[-1].leaders]:
                         self.after(0.1, partial(self.regroup, rank, self.membership.number), rank)
                 case GiveUp(message):
                     raise AssertionError(f"given up: {message}")

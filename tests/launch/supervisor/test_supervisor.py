@@ -115,12 +115,13 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
         say(link, Hello(0, "here", 17))
         say(link, Ready("cpu"))
         assert hear(link) == BeginEpoch(Epoch(1, [0], is_first=True, running=[RunningRequest(first, [])]))
-        say(link, Joined(1))
+        say(link, Joined(1, 64))
         link.send(b'{"type": "Goodbye"}')
         say(link, Progressed(1, [end_of("a")]))
         assert hear(link) == Commands(1, [AddRequest(second)])
         place = {"rank": 0, "host": "here", "pid": 17, "device": "cpu", "state": "serving"}
         assert place.items() <= supervisor.status()["ranks"][0].items()
+        assert supervisor.request_builder.budget.num_pages == 64, "which only a rank that has its engine knows"
         say(link, Progressed(1, [end_of("b")]))
         assert hear(link) == Commands(1, [Shutdown()])
         link.close()
@@ -150,7 +151,7 @@ def test_the_end_waits_for_no_rank_that_cannot_hear_of_it(
         begun = hear(links[0])
         assert isinstance(begun, BeginEpoch) and begun.epoch.number == 1
         for link in links.values():
-            say(link, Joined(1))
+            say(link, Joined(1, 64))
         last = 1
         if how == "starting":
             links[1].close()
@@ -162,7 +163,7 @@ def test_the_end_waits_for_no_rank_that_cannot_hear_of_it(
             links[1] = Link.connect(spec.front_end, key)
             say(links[1], Hello(1, "here", 19))  # and no more: it loads its model
             wait_until(lambda: supervisor.status()["ranks"][1]["state"] == "loading")
-            say(links[0], Joined(last))
+            say(links[0], Joined(last, 64))
         leader = begun.epoch.leaders[0]
         if not begun.epoch.running:  # the request came later
             given = hear(links[leader])

@@ -20,9 +20,11 @@ from tests.parallel.ranks import free_port, gather, run_ranks_to_end
 from tests.slow import slow_except
 
 NUM_ROUNDS_BEFORE = 50
+# Seconds that ranks wait for one that is stopped. They must meet within the same time.
+STOPPED_S = 3.0
 
 
-def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, timeout_s: float | None, is_step: bool):
+def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, is_step: bool):
     """Returns, on the survivors, the RankLost that ends the run: (message, ranks, round, seconds until it came).
 
     is_step: whether ranks gather as in a step.
@@ -34,17 +36,15 @@ def run_until_one_is_lost(mesh, channel, victim: int, signal_number: int, timeou
         begin = time.monotonic()
         try:
             mine = np.full(10, number, np.int32)
-            gather(channel, mine) if is_step else exchange.all_gather(mine, timeout_s)
+            gather(channel, mine) if is_step else exchange.all_gather(mine)
         except RankLost as error:
             return str(error), error.ranks, number, time.monotonic() - begin
     raise AssertionError("no rank was lost")
 
 
-def survivors_reports(
-    num_ranks: int, victim: int, signal_number: int, timeout_s: float | None, is_step: bool = False, **options
-):
+def survivors_reports(num_ranks: int, victim: int, signal_number: int, is_step: bool = False, **options):
     outcomes = run_ranks_to_end(
-        run_until_one_is_lost, num_ranks, victim, signal_number, timeout_s, is_step, doomed=(victim,), **options
+        run_until_one_is_lost, num_ranks, victim, signal_number, is_step, doomed=(victim,), **options
     )
     survivors = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
     assert [outcome.error for outcome in survivors] == [None] * (num_ranks - 1), [o.stderr for o in survivors]
@@ -57,7 +57,7 @@ def survivors_reports(
 )
 def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim: int, is_step: bool):
     for message, ranks, number, seconds in survivors_reports(
-        num_ranks, victim, signal.SIGKILL, None, is_step, exchange="shm"
+        num_ranks, victim, signal.SIGKILL, is_step, exchange="shm"
     ):
         assert ranks == (victim,) and f"rank {victim} is lost" in message and "start the run again" in message
         assert number == NUM_ROUNDS_BEFORE
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named_at_once_in_shared_memory(num_ranks: int, victim:
 
 @pytest.mark.parametrize(("num_ranks", "victim"), slow_except([(2, 1), (2, 0), (4, 2)], (2, 1)))
 def test_a_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
-    for message, ranks, _, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, None, exchange="gloo"):
+    for message, ranks, _, seconds in survivors_reports(num_ranks, victim, signal.SIGKILL, exchange="gloo"):
         assert ranks == (victim,) and f"rank {victim} lost" in message and "start the run again" in message
         assert seconds < 6.0  # the roll call takes 2 s
 
@@ -74,10 +74,11 @@ def test_a_killed_rank_is_named_over_gloo(num_ranks: int, victim: int):
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 @pytest.mark.parametrize(("num_ranks", "victim"), slow_except([(2, 0), (3, 1)], (2, 0)))
 def test_a_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, exchange: str):
-    for message, ranks, number, seconds in survivors_reports(num_ranks, victim, signal.SIGSTOP, 1.0, exchange=exchange):
+    reports = survivors_reports(num_ranks, victim, signal.SIGSTOP, exchange=exchange, timeout_s=STOPPED_S)
+    for message, ranks, number, seconds in reports:
         assert ranks == (victim,) and f"rank {victim}" in message and "parallel.timeout_s" in message
         assert number == NUM_ROUNDS_BEFORE
-        assert 0.9 < seconds < 6.0
+        assert STOPPED_S - 0.1 < seconds < STOPPED_S + 5.0
         if exchange == "shm":
             assert "is stopped" in message
 
@@ -85,9 +86,10 @@ def test_a_stopped_rank_is_named_after_the_timeout(num_ranks: int, victim: int, 
 @pytest.mark.parametrize("exchange", ["shm", "gloo"])
 @pytest.mark.parametrize("signal_number", slow_except([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_the_rank_that_hosts_the_store_is_named_when_it_is_lost(exchange: str, signal_number: int):
-    for _, ranks, _, seconds in survivors_reports(3, 0, signal_number, 1.0, exchange=exchange, own_store=True):
+    options = {"exchange": exchange, "timeout_s": STOPPED_S, "own_store": True}
+    for _, ranks, _, seconds in survivors_reports(3, 0, signal_number, **options):
         assert ranks == (0,)
-        assert seconds < 6.0
+        assert seconds < STOPPED_S + 5.0
 
 
 def leave_early(mesh, channel):

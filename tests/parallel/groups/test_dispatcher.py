@@ -7,7 +7,7 @@ from dataclasses import replace
 from parallel.groups.dispatcher import Dispatcher
 from parallel.groups.elastic import ElasticGroups
 from parallel.groups.epoch import Epoch
-from parallel.groups.messages import Abort, AddRequest, Command, Regroup, Shutdown
+from parallel.groups.messages import Abort, AddRequest, Command, Regroup, ResetPrefixes, Shutdown
 from parallel.mesh import Mode
 from tests.parallel.groups.test_ledger import submit, told
 
@@ -53,6 +53,17 @@ def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
     assert names(shares[0]) + names(shares[1]) == ["b"]
     dispatcher.hand_out([submit("d")])
     assert [command.request.id for _, _, command in sent[1:] if isinstance(command, AddRequest)] == ["d"]
+
+
+def test_prefixes_are_forgotten_by_the_next_epoch_if_this_one_ends() -> None:
+    dispatcher, sent = begun(Epoch(1, [0, 1]))
+    dispatcher.hand_out([Regroup(), ResetPrefixes()])
+    assert sent == [(0, 1, Regroup())]
+    del sent[:]
+    dispatcher.begin(divided(2, 0, 1))
+    assert sent == [(0, 2, ResetPrefixes()), (1, 2, ResetPrefixes())]
+    dispatcher.begin(Epoch(3, [0, 1]))
+    assert len(sent) == 2, "but only once"
 
 
 def test_in_a_divided_epoch_each_rank_is_told_its_own() -> None:

@@ -44,10 +44,10 @@ FROM_RANK: list[RankMessage] = [
     Hello(3, "host", 17),
     Ready("cpu"),
     Alive(),
-    Joined(2),
+    Joined(2, 64),
     Left(2, {"a": 17}),
     Measured({"2": StepTimes.flat().to_dict(), "1": StepTimes((1, 2), (1.0, 2.0)).to_dict()}),
-    Lost(2, [0, 1], "rank 1 is lost"),
+    Lost(2, "rank 1 is lost"),
     Failed("no memory\nat all", is_final=True),
 ]
 FROM_FRONT_END: list[FrontEndMessage] = [
