@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.backend import BackendFailed, EngineBackend
-from launch.cli.start import leave
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.engine_settings import mode_of, num_ranks
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.conversation.lines import open_lines

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import launch.config.early  # noqa: F401  before the imports that take seconds
-from launch.cli.start import leave
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.data.output import Color, Display, JSONOutput, Printer, TextOutput, TraceFile
 from launch.data.prompt_queue import PromptQueue

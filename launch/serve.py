@@ -16,8 +16,8 @@ from enum import StrEnum
 
 import launch.config.early  # noqa: F401  before the imports that take seconds
 from launch.backend import EngineBackend
-from launch.cli.start import leave
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.runtime import RuntimeSettings, follow, running
 from launch.server.run import bind, serve
 from launch.server.settings import ServerSettings

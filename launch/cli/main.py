@@ -11,6 +11,7 @@ from typing import NoReturn
 import lp
 from launch.cli import programs, ranks, start
 from launch.cli.line import LineError, read_line
+from launch.config.ending import leave
 
 _HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def program() -> NoReturn:
     """Runs the command line and ends the process."""
-    start.leave(main())
+    leave(main())
 
 
 def _show(text: str) -> int:

@@ -8,19 +8,16 @@ may have a launch.py or an lp.py of its own.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn
+
+from launch.config.ending import leave
 
 INTERRUPTED = 128 + signal.SIGINT
-# Python's exit code if the last output cannot be written.
-LOST_OUTPUT = 120
 # The extra of the package without which a command cannot even be imported.
 PROJECT, EXTRAS = "lookahead-parallel", {"serve": "serve"}
 
@@ -48,20 +45,6 @@ def run(module: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process as Python does, but does not release its objects one by one: those of PyTorch and transformers
-    are hundreds of thousands, and take two seconds.
-    """
-    threading._shutdown()  # waits for threads that are no daemons
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:  # a full disk, or a reader that has left
-        code = code or LOST_OUTPUT
-    os._exit(code)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

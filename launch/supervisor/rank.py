@@ -19,8 +19,8 @@ from typing import Any, cast
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from launch.cli.start import leave
 from launch.config import process, runtime
+from launch.config.ending import leave
 from launch.config.engine_settings import from_json_values
 from launch.config.process import take_cores
 from launch.config.runtime import RuntimeSettings

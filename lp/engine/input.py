@@ -83,6 +83,8 @@ class RequestBuilder:
         lp.text.chat_template.encode does.
         """
         tokens: list[Any]
+        if not isinstance(prompt, Sequence):
+            raise ValueError(f"the prompt is {prompt!r}; give a text, a list of token ids, or messages")
         if isinstance(prompt, str):
             tokens = self.checkpoint.tokenizer.encode(_utf8(prompt), add_special_tokens=add_special_tokens)
         elif _is_conversation(prompt):
@@ -117,6 +119,8 @@ class RequestBuilder:
         if not LEAST_PRIORITY <= priority <= MOST_PRIORITY:
             raise ValueError(f"priority={priority:g} must be from {LEAST_PRIORITY:g} to {MOST_PRIORITY:g}")
         tokens = self.encode(prompt)
+        if not isinstance(decode, DecodingMethod | None):
+            raise ValueError(f"decode={decode!r} is no method; give an object such as lp.Lookahead()")
         decode = self._without_trees(decode or self.decode)
         self._check_method(decode)
         stopping = stopping or Stopping()

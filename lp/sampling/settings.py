@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ class Sampling:
         names = [field.name for field in dataclasses.fields(self)]
         for name in settings:
             if name not in names:
-                raise ValueError(f"{name!r} is no sampling setting; they are {', '.join(names)}")
+                raise ValueError(
+                    f"{name!r} is no sampling setting; they are {', '.join(names)}; where a text ends is set by "
+                    "stopping=Stopping(...)"
+                )
         return dataclasses.replace(self, **settings)
 
     def check(self, vocab_size: int) -> None:
@@ -98,6 +102,8 @@ class Sampling:
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)
+            if not _is_number(value):
+                raise ValueError(f"{name}={value!r} must be a number")
             if value is not None and not smallest <= value <= largest:
                 raise ValueError(f"{name}={value} is out of range: it must be from {smallest} to {largest}")
         if self.temperature and self.temperature < 1e-5:
@@ -122,3 +128,8 @@ class Sampling:
             for token in tokens:
                 if not 0 <= token < vocab_size:
                     raise ValueError(f"{name} has token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
+
+
+def _is_number(value: object) -> bool:
+    """Whether a setting is a number or left open."""
+    return value is None or isinstance(value, Real)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from lp.text.detokenizer import Detokenizer
@@ -44,6 +45,8 @@ class Stopping:
 
     def check(self, vocab_size: int, least_tokens: int = 1) -> None:
         """Raises ValueError naming the first setting that is out of range. least_tokens: of max_new_tokens."""
+        if not isinstance(self.max_new_tokens, Integral | None):
+            raise ValueError(f"max_new_tokens={self.max_new_tokens!r} must be a whole number")
         if self.max_new_tokens is not None and self.max_new_tokens < least_tokens:
             raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least {least_tokens}")
         if any(not text for text in self.stop):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,22 @@ def test_a_keyword_wins_over_the_object(llama: Engine) -> None:
     changed = llama.generate("def f(", max_new_tokens=20, sampling=base, seed=4)
     assert changed.token_ids == llama.generate("def f(", max_new_tokens=20, temperature=0.8, seed=4).token_ids
     assert base == Sampling(temperature=0.8, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "named"),
+    [
+        (5, {}, "prompt is 5"),
+        (None, {}, "prompt is None"),
+        ([5], {"decode": "lookahead"}, "decode='lookahead'"),
+        ([5], {"max_new_tokens": "5"}, "max_new_tokens='5'"),
+        ([5], {"temperature": "hot"}, "temperature='hot'"),
+        ([5], {"stop": ["."]}, "stopping=Stopping"),
+    ],
+)
+def test_what_is_of_another_type_is_named(prompt: Any, settings: dict[str, Any], named: str, llama: Engine) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        llama.generate(prompt, **settings)
 
 
 def test_messages_are_answered_as_transformers_does(chat: Engine, chat_folder: Path) -> None:
