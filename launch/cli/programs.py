@@ -157,7 +157,8 @@ def overview() -> str:
     lines += [*_wrap(_INTRODUCTION), ""]
     for name, summary in _summaries().items():
         lines += _wrap(summary, f"  {name:10}", " " * 12)
-    lines += ["", *_about_models(), "", *_wrap("`lookahead COMMAND --help` lists the settings of a command.")]
+    about_help = "`lookahead COMMAND --help` says what a command takes, and --help-all lists all its settings."
+    lines += ["", *_about_models(), "", *_wrap(about_help)]
     return "\n".join(lines)
 
 
@@ -190,6 +191,18 @@ def describe(name: str, is_whole: bool = True) -> str:
     elif program.configuration:
         lines += ["", *_choices(program.configuration), *_settings(program.configuration)]
     return "\n".join(lines)
+
+
+def describe_tasks(first: str) -> str | None:
+    """What the help of a command of two words shows whose second word is missing; None if there is none."""
+    names = [name for name in PROGRAMS if name.startswith(f"{first} ")]
+    if not names:
+        return None
+    tasks = "|".join(name.split()[1] for name in names)
+    lines = [f"usage: lookahead {first} {tasks} [MODEL] [--ranks N] [KEY=VALUE ...]", ""]
+    lines += [*_wrap(PROGRAMS[names[0]].summary), "", "Examples:"]
+    lines += [f"  lookahead {name} {example}" for name in names for example in PROGRAMS[name].examples]
+    return "\n".join([*lines, "", *_wrap(f"`lookahead {names[0]} --help` says what it takes.")])
 
 
 def _about_models() -> list[str]:
