@@ -57,7 +57,7 @@ def test_the_first_help_of_a_server_fits_a_screen_and_names_the_usual_options() 
 def test_the_help_of_a_command_without_its_second_word_names_those_that_there_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["ray", "--help"]) == 0
+    assert main.main(["ray", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"lookahead ray {task}" in shown for task in ("serve", "generate", "bench"))
 
