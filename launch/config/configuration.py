@@ -98,7 +98,7 @@ def typed(config: DictConfig, schema: type[Settings]) -> Settings:
     for a value of the wrong type.
     """
     if missing := sorted(map(str, OmegaConf.missing_keys(config))):
-        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help lists the keys")
+        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help-all lists the keys")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, schema)
     model = getattr(settings, "model", None)
@@ -143,7 +143,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
-            raise UsageError(f"{argument!r} is not of the form key=value; --help lists the keys")
+            raise UsageError(f"{argument!r} is not of the form key=value; --help-all lists the keys")
         if new_key := RENAMED.get(key):
             log.warning("warning: %s is now called %s; the old name works for one more release", key, new_key)
             key, argument = new_key, f"{new_key}={value}"
@@ -171,4 +171,4 @@ def _readable(error: BaseException) -> str:
         choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]
         return f"{lines[0].split(': ', 1)[-1]}; it is one of {', '.join(choices)}"
     gist = [line for line in lines if not line.startswith(("object_type=", "reference_type=", "See "))]
-    return "; ".join(gist) + "; --help lists the keys"
+    return "; ".join(gist) + "; --help-all lists the keys"
