@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from launch.cli.programs import OPTIONS, PROGRAMS, Option, Program, models
+from launch.cli.programs import OPTIONS, PROGRAMS, Option, Program, models, tasks_of
 from launch.config.reference import RENAMED, choices_of, settings_of
 
 _SETTING = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/:-]*)(?P<equals>=)?(?P<value>.*)", re.DOTALL)
@@ -156,7 +156,7 @@ def _name(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         raise LineError(f"there is no command {words[0]!r}{_nearest(words[0], first)} (lookahead --help)")
     if words[0] in PROGRAMS:
         return words[0], words[1:]
-    tasks = [name.split()[1] for name in PROGRAMS if name.startswith(f"{words[0]} ")]
+    tasks = tasks_of(words[0])
     task = words[1] if len(words) > 1 else ""
     if task not in tasks:
         message = f"there is no {words[0]} {task!r}{_nearest(task, tasks)}" if task else f"{words[0]} what?"

@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _show(programs.overview())
     if words[0] in _VERSION:
         return _show(f"lookahead-parallel {lp.__version__}")
-    if len(words) == 2 and words[1] in _HELP and (shown := programs.describe_tasks(words[0])):
-        return _show(shown)
+    if len(words) == 2 and words[1] in _HELP and programs.tasks_of(words[0]):
+        return _show(programs.describe_tasks(words[0]))
     try:
         line = read_line(words)
     except LineError as error:

@@ -193,13 +193,16 @@ def describe(name: str, is_whole: bool = True) -> str:
     return "\n".join(lines)
 
 
-def describe_tasks(first: str) -> str | None:
-    """What the help of a command of two words shows whose second word is missing; None if there is none."""
-    names = [name for name in PROGRAMS if name.startswith(f"{first} ")]
-    if not names:
-        return None
-    tasks = "|".join(name.split()[1] for name in names)
-    lines = [f"usage: lookahead {first} {tasks} [MODEL] [--ranks N] [KEY=VALUE ...]", ""]
+def tasks_of(first: str) -> list[str]:
+    """The second words of the commands of two words that begin with this one."""
+    return [name.split()[1] for name in PROGRAMS if name.startswith(f"{first} ")]
+
+
+def describe_tasks(first: str) -> str:
+    """What the help of a command of two words shows if the second one is missing."""
+    tasks = tasks_of(first)
+    names = [f"{first} {task}" for task in tasks]
+    lines = [f"usage: lookahead {first} {'|'.join(tasks)} [MODEL] [--ranks N] [KEY=VALUE ...]", ""]
     lines += [*_wrap(PROGRAMS[names[0]].summary), "", "Examples:"]
     lines += [f"  lookahead {name} {example}" for name in names for example in PROGRAMS[name].examples]
     return "\n".join([*lines, "", *_wrap(f"`lookahead {names[0]} --help` says what it takes.")])

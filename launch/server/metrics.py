@@ -19,9 +19,10 @@ from launch.backend import State
 from lp.request import Output
 from lp.statistics import EngineCounts, Statistics
 from lp.step_cost import StepTimes
+from lp.text.stopping import REFUSALS
 
-FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error", "no_room": "error"}
-FINISHED["unsupported"] = "error"
+FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+FINISHED |= dict.fromkeys(REFUSALS, "error")
 FINISHED["dead_end"] = "length"  # as replies say it
 # Seconds of a token and of a request. A small model takes 0.2 ms for a token and a few for a request.
 SHORT_S = (

@@ -124,7 +124,7 @@ class Reader:
 class Reading:
     """How the answers to one request are read.
 
-    tools: those that the model was told of. choice: what the model may call. prompt_end: the end of the
+    tools: those that the prompt names. choice: what the model may call. prompt_end: the end of the
     prompt's text. kept: special tokens that mean something to the parser; the text must have them. others: special
     tokens that the text then has as well, and that are dropped.
     """
@@ -158,7 +158,7 @@ Tools = Sequence[dict[str, Any]]
 def make_parser(form: Format, tools: Sequence[dict[str, Any]], prompt: str) -> Parser:
     """The parser of an answer that the model writes freely.
 
-    tools: the functions that the model was told of, as in OpenAI's API. prompt: the end of the text that the model
+    tools: the functions that the prompt names, as in OpenAI's API. prompt: the end of the text that the model
     continues, since a chat template may begin the answer's reasoning itself.
     """
     bare = BareParser({tool["function"]["name"] for tool in tools}) if form.calls == "bare" else None
@@ -193,7 +193,7 @@ class Dialect:
     ) -> Reading:
         """How the answers to a prompt are read.
 
-        tools: those that the model was told of. prompt: its tokens. grammar: what the answers must be. If it has no
+        tools: those that the prompt names. prompt: its tokens. grammar: what the answers must be. If it has no
         place for the marks of the model's format, the answers are content alone.
         """
         form = self._format(tools)
@@ -371,7 +371,7 @@ def find_format(chat_template: str, response_template: dict[str, Any] | None, wi
     """The format of a model's answers.
 
     chat_template: the source of the chat template that wrote the prompt. response_template: the tokenizer's own; None
-    if it has none. with_tools: the model was told of tools.
+    if it has none. with_tools: the prompt names tools.
     """
     if response_template is not None:
         template = copy.deepcopy(response_template)

@@ -54,8 +54,8 @@ class Learnt(NamedTuple):
 def merge(learnt: Sequence[Sequence[Sequence[Any]]]) -> list[Learnt]:
     """What several ranks have learnt, as one; equal on all of them.
 
-    learnt: of each rank. A kind is as likely as in the trials of all ranks together, and counts for as many
-    trials as it has on the rank with the most, so that what comes later changes it as fast as ever.
+    learnt: of each rank. A kind is as likely as in the trials of all ranks together, and counts for as many trials as
+    it has on the rank with the most, so that what comes later changes it as fast as ever.
     """
     by_key: dict[tuple[object, ...], list[Learnt]] = {}
     for one in (Learnt(*values) for of_rank in learnt for values in of_rank):

@@ -22,7 +22,7 @@ class PrefixReuse(StrEnum):
 class SchedulerSettings:
     """How steps are filled.
 
-    max_step_rows: the most rows that a rank computes in a step beside which other requests decode: a prompt is
+    max_step_rows: the most rows that a rank computes in a step in which other requests decode: a prompt is
     prefilled in chunks of what is left of them. None takes as many as make a step 1.6 times as long as usual, by the
     measured step times, and up to twice as many where several prompts wait for each request that decodes. prefix_reuse:
     whose keys and values are used again. max_prefixes: the most finished sequences whose keys and values are kept for

@@ -1,6 +1,6 @@
 """The order in which a program's steps run: stages, between which threads wait for one another.
 
-A stage has either statements, which treat every row by itself, or steps that all threads share: products and attention,
+A stage has either statements, which compute each row alone, or steps that all threads share: products and attention,
 which combine rows or share weights, and collectives. A step runs in the first stage in which its inputs are computed,
 so steps that do not depend on one another share a stage.
 """
