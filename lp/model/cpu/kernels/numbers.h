@@ -34,8 +34,6 @@ static inline weight_t rounded(float value) { return (weight_t)value; }
 
 #if WEIGHT_FORMAT == 1
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-#elif WEIGHT_FORMAT == 2
-typedef _Float16 Floats16 __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 #endif
 
 // As many stored numbers as a vector has lanes.
@@ -45,7 +43,7 @@ static inline Vector load_numbers(const weight_t* from) {
 #elif WEIGHT_FORMAT == 1
     return (Vector)(__builtin_convertvector(*(const Halves*)from, Integers) << 16);
 #else
-    return __builtin_convertvector(*(const Floats16*)from, Vector);
+    return load_halves(from);
 #endif
 }
 

@@ -120,15 +120,7 @@ template <int FORMAT>
 static inline Vector load_scales(const uint8_t* from) {
     if constexpr (FORMAT == FLOATS) return load((const float*)from);
     if constexpr (FORMAT == EXPONENTS) return (Vector)(widen(from, false) << 23);
-#if defined(__AVX512F__)
-    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-#else
-    Vector scales;
-    for (int l = 0; l < LANES; l++) scales[l] = (float)((const _Float16*)from)[l];
-    return scales;
-#endif
+    return load_halves(from);
 }
 
 template <int FORMAT>

@@ -46,6 +46,19 @@ static inline Vector multiply_add(Vector a, Vector b, Vector c) {
 static inline Vector load(const float* from) { return *(const Vector*)from; }
 static inline void store(float* to, Vector value) { *(Vector*)to = value; }
 
+// As many float16 as a vector has lanes. The compiler would convert them one by one.
+static inline Vector load_halves(const void* from) {
+#if LANES == 16
+    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif LANES == 8 && defined(__F16C__)
+    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    Vector numbers;
+    for (int l = 0; l < LANES; l++) numbers[l] = (float)((const _Float16*)from)[l];
+    return numbers;
+#endif
+}
+
 // The bits of a float that is rounded to the nearest bfloat16, ties to even. NaN stays NaN.
 static inline uint16_t to_bfloat16(float value) {
     uint32_t bits;
