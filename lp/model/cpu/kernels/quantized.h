@@ -29,8 +29,8 @@
 #define DECODED_PANELS (LANES == 16 ? 2 : 1)
 // Rows whose inputs are prepared together, and the most numbers of them; groups that are decoded together; how many
 // groups ahead codes are fetched.
-#define QUANTIZED_ROWS_AT_ONCE 64
-#define MOST_PREPARED (1 << 15)
+#define QUANTIZED_ROWS_AT_ONCE (LANES == 16 ? 64 : 128)
+#define MOST_PREPARED (LANES == 16 ? 1 << 15 : 1 << 16)
 #define DECODED_GROUPS 8
 #define GROUPS_AHEAD 8
 #define SIGN 128  // a signed code of 8 bits is that of the format less this
@@ -73,6 +73,7 @@ struct Quantized {
     static constexpr long DECODED = BY_PAIRS ? GROUP / 2 : GROUP;
     // From one decoded panel to the next one.
     static constexpr long DECODED_STRIDE = DECODED_GROUPS * DECODED * PANEL;
+    static_assert(F::STEP_GROUP % LANES == 0, "inputs that share a step fill vectors");
     static_assert(PARTS == 1 || !F::HAS_MINIMA, "minima are for 32 inputs");
     static_assert(!F::HIGH || IS_LINEAR, "values are found by one part of a code");
     static_assert(!F::IS_SPLIT || (IS_LINEAR && F::LOW == 8 && F::ZERO == SIGN), "halves of signed numbers");
@@ -153,19 +154,24 @@ static constexpr int read_at(int bit) {
 // share a step, [rows][count / STEP_GROUP].
 template <class F>
 static void prepare(const half_t* x, long x_stride, long rows, long count, float* inputs, float* sums) {
+    using Q = Quantized<F>;
     float factors[GROUP];
     for (int k = 0; k < GROUP; k++) factors[k] = 1.0f / (float)(1u << read_at<F>(first_bit<F>(k)));
     for (long r = 0; r < rows; r++) {
         const half_t* from = x + r * x_stride;
-        for (long k = 0; k < count; k += F::STEP_GROUP) {
-            float sum = 0;
-            for (int i = 0; i < F::STEP_GROUP; i++) sum += number(from[k + i]);
-            sums[(r * count + k) / F::STEP_GROUP] = sum;
-        }
-        if (Quantized<F>::BY_PAIRS) continue;
-        float* to = inputs + r * count;
+        float *to = inputs + r * count, *own_sums = sums + r * count / F::STEP_GROUP;
         for (long k = 0; k < count; k += GROUP)
-            for (int i = 0; i < GROUP; i++) to[k + i] = number(from[k + i]) * factors[i];
+#pragma GCC unroll 2
+            for (int p = 0; p < Q::PARTS; p++) {
+                Vector sum = {};
+#pragma GCC unroll 8
+                for (int i = p * F::STEP_GROUP; i < (p + 1) * F::STEP_GROUP; i += LANES) {
+                    const Vector own = load_numbers(from + k + i);
+                    sum += own;
+                    if constexpr (!Q::BY_PAIRS) store(to + k + i, own * load(factors + i));
+                }
+                *own_sums++ = sum_of(sum);
+            }
     }
 }
 
@@ -533,12 +539,13 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
                 // A zero of codes is a minimum of as many scales.
                 if constexpr (Q::IS_LINEAR && F::ZERO != 0 && !Q::BY_PAIRS)
                     minimum = multiply_add(broadcast(F::ZERO), scale, minimum);
+                minimum = -minimum;
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
                     float* sum = sums + (r * COLUMNS + column) * PANEL + lane;
                     Vector total = multiply_add(scale, part[r][v], load(sum));
                     if constexpr (Q::HAS_MINIMUM)
-                        total = multiply_add(minimum, broadcast(-x.sums[r * x.sums_stride + p]), total);
+                        total = multiply_add(minimum, broadcast(x.sums[r * x.sums_stride + p]), total);
                     store(sum, total);
                 }
             }
@@ -560,46 +567,88 @@ static void add_groups_of_rows(long rows, const Quantized<F>& weight, long panel
         add_groups_of_rows<F, LEAST, MOST - 1, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
 }
 
-// COLUMNS panels and from LEAST to MOST rows, whose sums so far are in `out`.
+// The outputs of some rows. has_sums: they have the sums of the inputs before; else the sums begin with the bias or 0.
+struct Outputs {
+    float* numbers;
+    const float* bias;
+    long num_outputs;
+    bool has_sums;
+
+    Outputs from(long row) const { return {numbers + row * num_outputs, bias, num_outputs, has_sums}; }
+
+    // Reads the sums of COLUMNS panels: [rows][COLUMNS * PANEL].
+    template <int COLUMNS>
+    void load_sums(long panel, long rows, float* sums) const {
+        constexpr long WIDTH = COLUMNS * PANEL;
+        const long column = panel * PANEL, width = std::min(num_outputs - column, WIDTH);
+        if (!has_sums) {
+            alignas(64) float first[WIDTH] = {};
+            if (bias) memcpy(first, bias + column, width * sizeof(float));
+            for (long r = 0; r < rows; r++) memcpy(sums + r * WIDTH, first, WIDTH * sizeof(float));
+            return;
+        }
+        const float* own = numbers + column;
+        for (long r = 0; r < rows; r++, own += num_outputs, sums += WIDTH)
+            if (width == WIDTH)
+                memcpy(sums, own, WIDTH * sizeof(float));
+            else
+                for (long n = 0; n < WIDTH; n++) sums[n] = n < width ? own[n] : 0;
+    }
+
+    // Writes them, and fetches where those of the next panel are.
+    template <int COLUMNS>
+    void store_sums(long panel, long rows, const float* sums) const {
+        constexpr long WIDTH = COLUMNS * PANEL;
+        const long column = panel * PANEL, width = std::min(num_outputs - column, WIDTH);
+        float* own = numbers + column;
+        for (long r = 0; r < rows; r++, own += num_outputs, sums += WIDTH) {
+            if (width == WIDTH)
+                memcpy(own, sums, WIDTH * sizeof(float));
+            else
+                for (long n = 0; n < width; n++) own[n] = sums[n];
+            __builtin_prefetch(own + WIDTH, 1, 2);
+        }
+    }
+};
+
+// COLUMNS panels and from LEAST to MOST rows.
 template <class F, int LEAST, int MOST, int COLUMNS, bool IS_DECODED>
 static void add_panels(long rows, const Quantized<F>& weight, long panel, long first, long last, const float* decoded,
-                       const Inputs& x, float* out) {
-    alignas(64) float sums[MOST * COLUMNS * PANEL] = {};
-    const long column = panel * PANEL, rest = weight.num_outputs - column;
-    const long width = rest < COLUMNS * PANEL ? rest : COLUMNS * PANEL;
-    for (long r = 0; r < rows; r++)
-        memcpy(sums + r * COLUMNS * PANEL, out + r * weight.num_outputs + column, width * sizeof(float));
+                       const Inputs& x, const Outputs& out) {
+    alignas(64) float sums[MOST * COLUMNS * PANEL];
+    out.load_sums<COLUMNS>(panel, rows, sums);
     add_groups_of_rows<F, LEAST, MOST, COLUMNS, IS_DECODED>(rows, weight, panel, first, last, decoded, x, sums);
-    for (long r = 0; r < rows; r++)
-        memcpy(out + r * weight.num_outputs + column, sums + r * COLUMNS * PANEL, width * sizeof(float));
+    out.store_sums<COLUMNS>(panel, rows, sums);
 }
 
 // DECODED_PANELS panels of more than MOST_IN_REGISTERS rows, whose codes are decoded once.
 template <class F, class InputsOf>
 static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel, long first, long last,
-                               InputsOf inputs_of, float* out) {
-    alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE];
+                               InputsOf inputs_of, const Outputs& out) {
+    constexpr long WIDTH = DECODED_PANELS * PANEL;
+    alignas(64) float decoded[DECODED_PANELS * Quantized<F>::DECODED_STRIDE], sums[QUANTIZED_ROWS_AT_ONCE * WIDTH];
+    out.load_sums<DECODED_PANELS>(panel, rows, sums);
     constexpr long MOST = MOST_DECODED_ROWS, LEAST = least_in_tile(MOST);
-    for (long group = first; group < last; group += DECODED_GROUPS) {
-        const long end = last < group + DECODED_GROUPS ? last : group + DECODED_GROUPS;
+    in_tiles(last - first, DECODED_GROUPS, [&](long begin, long groups) {
+        const long group = first + begin, end = group + groups;
         for (int column = 0; column < DECODED_PANELS; column++)
             decode_groups<F>(weight, panel + column, group, end,
                              end < last ? weight.codes(panel + column, end)
                                         : weight.codes(panel + column + DECODED_PANELS, first),
                              decoded + column * Quantized<F>::DECODED_STRIDE);
         in_tiles(rows, MOST, [&](long done, long count) {
-            add_panels<F, LEAST, MOST, DECODED_PANELS, true>(count, weight, panel, group, end, decoded,
-                                                             inputs_of(done, group - first),
-                                                             out + done * weight.num_outputs);
+            add_groups_of_rows<F, LEAST, MOST, DECODED_PANELS, true>(count, weight, panel, group, end, decoded,
+                                                                     inputs_of(done, group - first), sums + done * WIDTH);
         });
-    }
+    });
+    out.store_sums<DECODED_PANELS>(panel, rows, sums);
 }
 
 // Panels [begin, end) of rows [0, rows), at most QUANTIZED_ROWS_AT_ONCE. x_stride: from one row's inputs to the next
 // one's.
 template <class F>
 static void multiply_some_rows(const Quantized<F>& weight, const float* bias, const half_t* x, long x_stride, long rows,
-                               float* out, long begin, long end) {
+                               float* numbers, long begin, long end) {
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
     // put together.
@@ -607,16 +656,12 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::IS_SPLIT && !Q::BY_PAIRS ? 2 : 1);
     constexpr int MOST = MOST_TILE_ROWS, LEAST = std::min<long>(WIDE_ROWS + 1, least_in_tile(MOST));
     static thread_local std::vector<float> inputs_buffer, sums_buffer;
-    const long column = begin * PANEL, last_column = end * PANEL < weight.num_outputs ? end * PANEL : weight.num_outputs;
-    for (long r = 0; r < rows; r++)
-        for (long n = column; n < last_column; n++) out[r * weight.num_outputs + n] = bias ? bias[n] : 0.0f;
-    long most = MOST_PREPARED / rows / GROUP * GROUP;
-    if (Q::BY_PAIRS || most > weight.num_inputs) most = weight.num_inputs;
-    float* inputs = room_for(Q::BY_PAIRS ? 0 : rows * most, inputs_buffer);
-    float* sums = room_for(rows * most / F::STEP_GROUP, sums_buffer);
-    for (long k = 0; k < weight.num_inputs; k += most) {
-        const long count = weight.num_inputs - k < most ? weight.num_inputs - k : most;
-        const half_t* halves = x + k;
+    const long most = std::min(Q::BY_PAIRS ? weight.num_groups() : MOST_PREPARED / GROUP / rows, weight.num_groups());
+    float* inputs = room_for(Q::BY_PAIRS ? 0 : rows * most * GROUP, inputs_buffer);
+    float* sums = room_for(rows * most * Q::PARTS, sums_buffer);
+    in_tiles(weight.num_groups(), most, [&](long group, long num_groups) {
+        const long count = num_groups * GROUP, last_group = group + num_groups;
+        const half_t* halves = x + group * GROUP;
         prepare<F>(halves, x_stride, rows, count, inputs, sums);
         const auto inputs_of = [&](long r, long groups) {  // from a row and a group on
             const float* prepared = inputs + r * count + groups * GROUP;
@@ -624,7 +669,7 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
             return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
                           x_stride};
         };
-        const long group = k / GROUP, last_group = (k + count) / GROUP;
+        const Outputs out = {numbers, bias, weight.num_outputs, group > 0};
         long panel = begin;
         const bool is_few = rows <= Q::MOST_IN_REGISTERS;
         if constexpr (Q::MOST_IN_REGISTERS < QUANTIZED_ROWS_AT_ONCE)
@@ -636,15 +681,15 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
         for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
             in_tiles(rows, MOST, [&](long done, long count) {
                 add_panels<F, LEAST, MOST, NARROW, false>(count, weight, panel, group, last_group, nullptr,
-                                                          inputs_of(done, 0), out + done * weight.num_outputs);
+                                                          inputs_of(done, 0), out.from(done));
             });
         for (; panel < end; panel++)
             for (long done = 0; done < rows; done += WIDE_ROWS) {
                 const long some = rows - done < WIDE_ROWS ? rows - done : WIDE_ROWS;
                 add_panels<F, 1, WIDE_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
-                                                      inputs_of(done, 0), out + done * weight.num_outputs);
+                                                      inputs_of(done, 0), out.from(done));
             }
-    }
+    });
 }
 
 // The share of one of `num_threads` threads: some of the panels, all rows. a: x, its start and width; the packed weight,

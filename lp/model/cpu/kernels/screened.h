@@ -400,9 +400,7 @@ class ScreenedProduct {
         sums.resize(num_sums);
         for (const Chosen& one : chosen_) {
             const half_t* halves = x_ + one.row * x_stride_;
-            float* out = out_ + one.row * weight_.num_outputs;
-            for (long n = 0; n < num_outputs(one.panel); n++)
-                out[one.panel * PANEL + n] = bias_ ? bias_[one.panel * PANEL + n] : 0.0f;
+            const Outputs out = {out_ + one.row * weight_.num_outputs, bias_, weight_.num_outputs, false};
             prepare<F>(halves, x_stride_, 1, num_inputs, inputs.data(), sums.data());
             const Inputs own = {inputs.data(), sums.data(), num_inputs, num_sums, halves, x_stride_};
             add_panels<F, 1, 1, 1, false>(1, weight_, one.panel, 0, weight_.num_groups(), nullptr, own, out);

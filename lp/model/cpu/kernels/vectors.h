@@ -92,6 +92,15 @@ static inline void turn(Vector* rows) {
     }
 }
 
+// The sum of a vector's numbers, halves first.
+static inline float sum_of(Vector numbers) {
+    Integers lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2) numbers += __builtin_shuffle(numbers, lane ^ half);
+    return numbers[0];
+}
+
 // The fewest rows of one of several tiles of at most `most`.
 static constexpr long least_in_tile(long most) { return (most + 1) / 2; }
 
