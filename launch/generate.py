@@ -104,11 +104,14 @@ class Continuations:
         request_builder: RequestBuilder,
         where: Mapping[str, Any],
         named: list[NamedPrompt],
-        settings: GenerateSettings,
+        given: Mapping[str, Any],
         printer: Printer,
     ):
-        """where: what records say of the ranks. Raises ValueError naming the prompt that cannot be used."""
-        requests = _requests(request_builder, named, settings)
+        """where: what records say of the ranks. given: see `shared_by_requests`.
+
+        Raises ValueError naming the prompt that cannot be used.
+        """
+        requests = _requests(request_builder, named, given)
         self.queue = PromptQueue(requests, on_begin=self._begin)
         self._where = where
         self._printer = printer
@@ -152,14 +155,22 @@ class Continuations:
         self._failures.append(f"{self._prompts[request.id].where}: {reason}")
 
 
-def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], settings: GenerateSettings) -> list[Request]:
-    """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
+def shared_by_requests(settings: GenerateSettings) -> dict[str, Any]:
+    """Arguments of all requests. Raises ValueError for settings that cannot be used, as far as they are known without
+    the model."""
     stopping = Stopping(settings.max_new_tokens, settings.stop, settings.stop_token_ids, settings.ignore_eos)
-    given: dict[str, Any] = {"grammar": settings.grammar.read(), "trace": settings.trace is not None}
+    stopping.check()
+    return {"stopping": stopping, "grammar": settings.grammar.read(), "trace": settings.trace is not None}
+
+
+def _requests(
+    request_builder: RequestBuilder, named: list[NamedPrompt], given: Mapping[str, Any]
+) -> list[Request]:
+    """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     made = []
     for number, prompt in enumerate(named):
         with naming(prompt.where):
-            made.append(request_builder.build(prompt.prompt, stopping=stopping, request_id=str(number), **given))
+            made.append(request_builder.build(prompt.prompt, request_id=str(number), **given))
     return made
 
 
@@ -203,13 +214,14 @@ def run(settings: GenerateSettings) -> int:
     Raises OSError or ValueError if the output cannot be written, unless its reader has left: that counts as SIGPIPE.
     """
     named = collect(settings)
+    given = shared_by_requests(settings)  # at once, not after minutes of loading
     with running(settings) as runtime:
         if not runtime.channel.is_leader:
             return follow(runtime)
         mesh = runtime.mesh
         where = {"parallel": name_mode(mesh.axes, settings.parallel.mode), "ranks": mesh.num_ranks}
         with Printer(output_of(settings, len(named))) as printer:
-            texts = Continuations(runtime.engine.request_builder, where, named, settings, printer)
+            texts = Continuations(runtime.engine.request_builder, where, named, given, printer)
             signal.signal(signal.SIGINT, texts.queue.interrupt)
             signal.signal(signal.SIGTERM, texts.queue.interrupt)
             run_engine(runtime.engine, runtime.channel, texts.queue, texts.emit)

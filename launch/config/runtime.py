@@ -96,13 +96,14 @@ def report_loaded(settings: RuntimeSettings, mesh: Mesh) -> OnLoaded:
     started = time.monotonic()
 
     def report(loaded: Checkpoint) -> None:
+        model, dtype = loaded.model, dtype_name(loaded.model.dtype)
         log.info(
-            "loaded %s: %.1f MB of %s weights a rank on %s, context of %d tokens, in %.1f s",
+            "loaded %s: %.1f MB of %s a rank on %s, context of %d tokens, in %.1f s",
             loaded.name,
-            loaded.model.weight_bytes / 1e6,
-            dtype_name(loaded.model.dtype),
+            model.weight_bytes / 1e6,
+            f"quantised weights (arithmetic in {dtype})" if model.has_quantized_weights else f"{dtype} weights",
             mesh.device,
-            loaded.model.max_length,
+            model.max_length,
             time.monotonic() - started,
         )
         if mesh.num_ranks > 1:

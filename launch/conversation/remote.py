@@ -15,8 +15,6 @@ from lp.sampling.settings import Sampling
 from lp.text.chat_template import Message
 
 CONNECT_S = 10.0
-# More than any vocabulary has: the server knows its own.
-_MANY = 2**31
 
 
 class RemoteModel:
@@ -27,7 +25,7 @@ class RemoteModel:
         self._client, self._url, self._name = client, url, name
 
     def check(self, options: Options) -> None:
-        options.sampling.check(_MANY)
+        options.sampling.check()
 
     def answer(self, messages: Sequence[Message], options: Options) -> Generator[Part, None, None]:
         try:

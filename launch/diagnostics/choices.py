@@ -23,12 +23,13 @@ SECTION = "what is used"
 
 
 def inspect(settings: RuntimeSettings) -> Iterator[Finding]:
-    """Loads the model, on one device; nothing is decoded."""
+    """Loads the model, and a draft model if the settings name one, on one device; nothing is decoded."""
     reasons = Reasons()
     logger = logging.getLogger("lookahead")
     logger.addHandler(reasons)
     try:
-        checkpoint = load(settings.model, settings.attention.kind)
+        second_models = settings.second_models(holds_all=True)
+        checkpoint = load(settings.model, settings.attention.kind, extensions=second_models)
     except (ValueError, OSError) as error:
         yield Finding(SECTION, "model", f"{settings.model.path} cannot be used: {error}", is_broken=True)
     else:
@@ -141,6 +142,6 @@ def _why_dtype(wanted: str, model: CausalModel) -> str:
 
 
 def _dtype_advice(settings: RuntimeSettings, model: CausalModel) -> str:
-    if model.device.type == "cuda" or settings.model.dtype != AUTO:
+    if model.device.type == "cuda" or settings.model.dtype != AUTO or model.has_quantized_weights:
         return ""
     return "model.dtype=bfloat16 halves the memory that a step reads; text may then differ from generate by rounding"

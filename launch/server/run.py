@@ -95,6 +95,8 @@ class Server:
         worker = threading.Thread(target=self._drive, name="engine", daemon=True)
         worker.start()
         log.info("serving %s on %s", self.context.model_name, self.address)
+        if not self._backend.is_serving:
+            log.info("requests wait until the ranks have loaded the model")
         try:
             with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
                 runner.run(self._serve_http())

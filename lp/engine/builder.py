@@ -293,6 +293,7 @@ def make_parts(settings: EngineSettings, place: Topology) -> EngineParts:
     roles = [one.role for one in second_models]
     decode = settings.decode or DEFAULT()
     decode.check(settings.limits)  # at once, not after minutes of loading
+    settings.sampling.check()
     decode.check_model(ModelTraits(settings.model.path, roles, UNKNOWN_HEADS))
     check_files(settings.index, settings.corpus)
     settings.scheduler.check()

@@ -37,7 +37,7 @@ from lp.model.kernels import AttentionKind, resolve_kind
 from lp.model.layers import head_dims
 from lp.model.memory import Bound, make_memory, num_weight_bytes
 from lp.model.own_attention import replace_attention, set_attention
-from lp.model.quantization.parameter import QuantizedParameter, unpack_parameters
+from lp.model.quantization.parameter import QuantizedParameter, quantized_parameters, unpack_parameters
 from lp.model.recurrent.kinds import attention_layers, recurrent_layers, replace_layers
 from lp.platform.hardware import upload
 from lp.tree import TokenTree
@@ -145,6 +145,10 @@ class CausalModel:
         rest = bound._replace(size=bound.size - share)
         self.memory = make_memory(rest, self.cache_shapes, self.num_layers, self.dtype, self.device, self.max_length)
         self.memory.keeps_states, self.memory.state_bytes = self.is_recurrent, share
+
+    @property
+    def has_quantized_weights(self) -> bool:
+        return bool(quantized_parameters(self.model))
 
     def unpack_weights(self) -> None:
         """Puts plain weights in the place of quantised ones."""

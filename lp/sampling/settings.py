@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -84,9 +85,9 @@ class Sampling:
                 )
         return dataclasses.replace(self, **settings)
 
-    def check(self, vocab_size: int) -> None:
-        """Raises ValueError naming the first setting that is out of range."""
-        ranges: dict[str, tuple[float, float]] = {
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raises ValueError naming the first setting that is out of range. vocab_size: None is not known yet."""
+        ranges: dict[str, tuple[float, float | None]] = {
             "temperature": (0.0, 100.0),
             "top_k": (0, vocab_size),
             "top_p": (0.0, 1.0),
@@ -97,21 +98,22 @@ class Sampling:
             "no_repeat_ngram": (0, 1_000_000),
             "min_new_tokens": (0, 10_000_000),
             "seed": (0, LARGEST_SEED),
-            "logprobs": (0, min(20, vocab_size)),
-            "prompt_logprobs": (0, min(20, vocab_size)),
+            "logprobs": (0, min(20, vocab_size or 20)),
+            "prompt_logprobs": (0, min(20, vocab_size or 20)),
         }
         for name, (smallest, largest) in ranges.items():
             value = getattr(self, name)
             if not _is_number(value):
                 raise ValueError(f"{name}={value!r} must be a number")
-            if value is not None and not smallest <= value <= largest:
-                raise ValueError(f"{name}={value} is out of range: it must be from {smallest} to {largest}")
+            if value is not None and not smallest <= value <= (math.inf if largest is None else largest):
+                allowed = f"at least {smallest}" if largest is None else f"from {smallest} to {largest}"
+                raise ValueError(f"{name}={value} is out of range: it must be {allowed}")
         if self.temperature and self.temperature < 1e-5:
             raise ValueError(f"temperature={self.temperature} would overflow; use temperature=0 for greedy decoding")
         if self.top_p == 0.0:
             raise ValueError("top_p=0 leaves no token to choose from; use temperature=0 for greedy decoding")
         for token, bias in self.logit_bias.items():
-            if not 0 <= token < vocab_size:
+            if vocab_size is not None and not 0 <= token < vocab_size:
                 raise ValueError(f"logit_bias names token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
             if not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias of token {token} is {bias}; it must be from -100 to 100")
@@ -126,7 +128,7 @@ class Sampling:
         named = [("allowed_token_ids", self.allowed_token_ids or []), *(("bad_words", word) for word in self.bad_words)]
         for name, tokens in named:
             for token in tokens:
-                if not 0 <= token < vocab_size:
+                if vocab_size is not None and not 0 <= token < vocab_size:
                     raise ValueError(f"{name} has token {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
 
 

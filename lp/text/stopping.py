@@ -43,8 +43,11 @@ class Stopping:
     skip_special_tokens: bool = True
     include_stop: bool = False
 
-    def check(self, vocab_size: int, least_tokens: int = 1) -> None:
-        """Raises ValueError naming the first setting that is out of range. least_tokens: of max_new_tokens."""
+    def check(self, vocab_size: int | None = None, least_tokens: int = 1) -> None:
+        """Raises ValueError naming the first setting that is out of range.
+
+        vocab_size: None is not known yet. least_tokens: of max_new_tokens.
+        """
         if not isinstance(self.max_new_tokens, Integral | None):
             raise ValueError(f"max_new_tokens={self.max_new_tokens!r} must be a whole number")
         if self.max_new_tokens is not None and self.max_new_tokens < least_tokens:
@@ -52,7 +55,7 @@ class Stopping:
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty string, which would end every text at once")
         for token in self.stop_token_ids:
-            if not 0 <= token < vocab_size:
+            if vocab_size is not None and not 0 <= token < vocab_size:
                 raise ValueError(f"stop_token_ids holds {token}, but the vocabulary has ids 0 to {vocab_size - 1}")
 
 

@@ -648,7 +648,7 @@ static void add_decoded_panels(long rows, const Quantized<F>& weight, long panel
 // one's.
 template <class F>
 static void multiply_some_rows(const Quantized<F>& weight, const float* bias, const half_t* x, long x_stride, long rows,
-                               float* numbers, long begin, long end) {
+                               float* out, long begin, long end) {
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
     // put together.
@@ -669,25 +669,25 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
             return Inputs{prepared, totals,   count, count / F::STEP_GROUP, halves + r * x_stride + groups * GROUP,
                           x_stride};
         };
-        const Outputs out = {numbers, bias, weight.num_outputs, group > 0};
+        const Outputs outputs = {out, bias, weight.num_outputs, group > 0};
         long panel = begin;
         const bool is_few = rows <= Q::MOST_IN_REGISTERS;
         if constexpr (Q::MOST_IN_REGISTERS < QUANTIZED_ROWS_AT_ONCE)
             for (; !is_few && panel + DECODED_PANELS <= end; panel += DECODED_PANELS)
-                add_decoded_panels<F>(rows, weight, panel, group, last_group, inputs_of, out);
+                add_decoded_panels<F>(rows, weight, panel, group, last_group, inputs_of, outputs);
         for (; rows <= WIDE_ROWS && panel + COLUMNS <= end; panel += COLUMNS)
             add_panels<F, 1, WIDE_ROWS, COLUMNS, false>(rows, weight, panel, group, last_group, nullptr,
-                                                        inputs_of(0, 0), out);
+                                                        inputs_of(0, 0), outputs);
         for (; is_few && rows > WIDE_ROWS && panel + NARROW <= end; panel += NARROW)
             in_tiles(rows, MOST, [&](long done, long count) {
                 add_panels<F, LEAST, MOST, NARROW, false>(count, weight, panel, group, last_group, nullptr,
-                                                          inputs_of(done, 0), out.from(done));
+                                                          inputs_of(done, 0), outputs.from(done));
             });
         for (; panel < end; panel++)
             for (long done = 0; done < rows; done += WIDE_ROWS) {
                 const long some = rows - done < WIDE_ROWS ? rows - done : WIDE_ROWS;
                 add_panels<F, 1, WIDE_ROWS, 1, false>(some, weight, panel, group, last_group, nullptr,
-                                                      inputs_of(done, 0), out.from(done));
+                                                      inputs_of(done, 0), outputs.from(done));
             }
     });
 }
