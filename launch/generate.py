@@ -163,9 +163,7 @@ def shared_by_requests(settings: GenerateSettings) -> dict[str, Any]:
     return {"stopping": stopping, "grammar": settings.grammar.read(), "trace": settings.trace is not None}
 
 
-def _requests(
-    request_builder: RequestBuilder, named: list[NamedPrompt], given: Mapping[str, Any]
-) -> list[Request]:
+def _requests(request_builder: RequestBuilder, named: list[NamedPrompt], given: Mapping[str, Any]) -> list[Request]:
     """All requests, checked before the first is run. Raises ValueError naming the prompt that cannot be used."""
     made = []
     for number, prompt in enumerate(named):

@@ -136,6 +136,20 @@ def test_a_bad_prompt(
     assert_one_message(main(f"model.path={folder}", *arguments), names)
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "decode.window=0", "sampling.temperature=nan", "sampling.top_k=-1", "max_new_tokens=0", "grammar.kind=xml",
+        "scheduler.max_step_rows=0",
+    ],
+)  # fmt: skip
+def test_settings_are_checked_before_a_model_is_looked_for(argument: str, main: Main) -> None:
+    name, _, value = argument.partition("=")
+    assert_one_message(
+        main("model.path=/no/such/folder", "prompt=x", "decode=lookahead", argument), [name.split(".")[-1], value]
+    )
+
+
 def test_a_missing_path(main: Main) -> None:
     assert_one_message(main("model=checkpoint", "prompt=x"), ["model.path"])
 

@@ -20,6 +20,7 @@ from lp.model.quantization.quantize import Weights
 from lp.platform import build
 from lp.platform.disk_cache import VARIABLE
 from parallel.mesh import Mode, ParallelSettings
+from tests.gguf_files import write_gguf
 from tests.models import save_checkpoint
 
 
@@ -160,6 +161,14 @@ def test_why_a_forward_is_not_compiled_is_said(tmp_path: Path, monkeypatch: pyte
 def test_a_model_that_cannot_be_loaded_is_broken(tmp_path: Path) -> None:
     found = by_name(list(choices.inspect(settings(str(tmp_path)))))
     assert found["model"].is_broken and str(tmp_path) in found["model"].text
+
+
+def test_a_copy_for_drafts_that_cannot_be_made_is_broken(tmp_path: Path) -> None:
+    wanted = settings(str(write_gguf(tmp_path / "tiny.gguf")))
+    assert not by_name(list(choices.inspect(wanted)))["model"].is_broken
+    wanted.draft.weights = Weights.int8
+    found = by_name(list(choices.inspect(wanted)))["model"]
+    assert found.is_broken and "draft.weights=int8" in found.text
 
 
 @pytest.mark.parametrize(
