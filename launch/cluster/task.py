@@ -13,7 +13,7 @@ from launch.config.engine_settings import from_json_values, mode_of, num_ranks
 from launch.data.output import Printer
 from launch.data.prompt_queue import PromptQueue
 from launch.data.prompts import NamedPrompt
-from launch.generate import Continuations
+from launch.generate import Continuations, shared_by_requests
 from launch.server.run import Server, bind
 from launch.supervisor.supervisor import Supervisor
 from lp.request import Completion, Output
@@ -98,10 +98,11 @@ class GenerateTask:
     def run(self, show: Callable[[Event], None]) -> int:
         parallel = self._settings.parallel
         ranks = num_ranks(parallel)
+        given = shared_by_requests(self._settings)
         backend = open_group(self._settings)
         with Printer(Relay(show)) as printer:
             where = {"parallel": mode_of(parallel, ranks), "ranks": ranks}
-            texts = Continuations(backend.request_builder, where, self._named, self._settings, printer)
+            texts = Continuations(backend.request_builder, where, self._named, given, printer)
             self._queue = texts.queue
             backend.run(texts.queue, texts.emit, texts.lose)
         return texts.conclude()

@@ -11,7 +11,7 @@ import torch
 
 from launch.data.output import Printer
 from launch.data.prompts import NamedPrompt
-from launch.generate import Continuations, Format, GenerateSettings, output_of
+from launch.generate import Continuations, Format, GenerateSettings, output_of, shared_by_requests
 from lp import Engine
 from lp.engine import builder
 from lp.engine.input import RequestBuilder
@@ -192,9 +192,8 @@ def test_a_prompt_that_the_ranks_refuse_has_failed(llama: Engine, capsys: pytest
     engine = Engine(llama.checkpoint, SingleDevice(llama.checkpoint.model), RequestBuilder(llama.checkpoint))
     engine.scheduler.budget, settings = KVBudget(1), GenerateSettings(max_new_tokens=400, format=Format.json)
     with Printer(output_of(settings, 1)) as printer:
-        texts = Continuations(
-            RequestBuilder(llama.checkpoint), {}, [NamedPrompt("0", "a", "prompt")], settings, printer
-        )
+        prompts, given = [NamedPrompt("0", "a", "prompt")], shared_by_requests(settings)
+        texts = Continuations(RequestBuilder(llama.checkpoint), {}, prompts, given, printer)
         run_engine(engine, Channel(LocalExchange()), texts.queue, texts.emit)
     record = json.loads(capsys.readouterr().out)
     assert (record["finish_reason"], record["text"], texts.conclude()) == ("no_room", "", 1)
