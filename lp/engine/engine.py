@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from lp.drafting.answer_index import AnswerIndex
 from lp.drafting.corpus import Corpus
@@ -44,7 +45,17 @@ from lp.text.stopping import Stopping
 
 log = logging.getLogger("lookahead")
 
+T = TypeVar("T", bound=StrEnum)
+
 NOT_A_NUMBER = "the model answered with something that is not a number (NaN); try dtype=float32 or bfloat16"
+
+
+def _choice(kind: type[T], name: str, value: T | str) -> T:
+    """One of the values of a setting. Raises ValueError naming all of them for another value."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(kind)}") from None
 
 
 class Engine:
@@ -146,12 +157,15 @@ class Engine:
         decode=draft_model or auto. second: one for contrastive or best_of. heads: a folder for decode=medusa, or auto.
         weights: auto, or int8 or int4 to quantise them.
         """
-        model = ModelSettings(str(path), dtype, device, compile=CompileMode(compile), invariant=Invariance(invariant))
-        model.kv_memory, model.heads, model.grammar_backend = str(kv_memory), heads, GrammarBackend(grammar_backend)
-        model.weights = Weights(weights)
+        model = ModelSettings(str(path), dtype, device, kv_memory=str(kv_memory), heads=heads)
+        model.compile = _choice(CompileMode, "compile", compile)
+        model.invariant = _choice(Invariance, "invariant", invariant)
+        model.grammar_backend = _choice(GrammarBackend, "grammar_backend", grammar_backend)
+        model.weights = _choice(Weights, "weights", weights)
         settings = EngineSettings(model, decode, limits=limits or DecodeLimits(), draft=draft or SecondModel())
         settings.second, settings.index, settings.corpus = second or SecondModel(), index, corpus
-        settings.step_times, settings.scheduler.prefix_reuse = StepTimesSource(step_times), PrefixReuse(prefix_reuse)
+        settings.step_times = _choice(StepTimesSource, "step_times", step_times)
+        settings.scheduler.prefix_reuse = _choice(PrefixReuse, "prefix_reuse", prefix_reuse)
         return cls.assemble(settings)
 
     @property

@@ -358,6 +358,20 @@ def test_a_body_that_is_too_large(locked: Running) -> None:
     assert_error(answer, 413, None, "body_too_large", ["4096"])
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"compile": True}, ["compile=True", "auto", "on", "off"]),
+        ({"prefix_reuse": "mine"}, ["prefix_reuse='mine'", "owner", "all"]),
+        ({"weights": "int3"}, ["weights='int3'", "int4"]),
+    ],
+)
+def test_a_bad_argument_of_an_engine(given: dict[str, Any], names: list[str], folder: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Engine.from_pretrained(folder, **given)
+    assert not missing(names, str(raised.value))
+
+
 # Python: what an engine is asked for, and what the ValueError contains.
 
 GIVEN: list[tuple[dict[str, Any], list[str]]] = [
