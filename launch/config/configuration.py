@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -18,7 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import KeyValidationError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
 from launch.config import resources
 from launch.config.reference import RENAMED, choices_of
@@ -46,6 +48,14 @@ FREE_TEXT = (
 
 # Keys of dictionaries that begin empty. Hydra adds entries to them only if `++` stands before the key.
 OPEN = ("sampling.logit_bias",)
+
+# What OmegaConf says of a value that does not have a setting's type.
+_NO_NUMBER = re.compile(
+    r"Value (?P<value>'.*') of type '\w+' could not be converted to (?P<kind>Integer|Float)", re.DOTALL
+)
+_NO_BOOLEAN = re.compile(r"Value (?P<value>'.*') is not a valid bool \(type \w+\)", re.DOTALL)
+_NO_MEMBER = re.compile(r"Invalid value (?P<value>'.*'), expected one of \[(?P<names>.*)\]", re.DOTALL)
+_NUMBERS = {"Integer": "whole number", "Float": "number"}
 
 Settings = TypeVar("Settings")
 
@@ -98,7 +108,7 @@ def typed(config: DictConfig, schema: type[Settings]) -> Settings:
     for a value of the wrong type.
     """
     if missing := sorted(map(str, OmegaConf.missing_keys(config))):
-        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help-all lists the keys")
+        raise UsageError(f"{' and '.join(missing)} must be given, as key=value; --help-all lists the settings")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, schema)
     model = getattr(settings, "model", None)
@@ -143,7 +153,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
-            raise UsageError(f"{argument!r} is not of the form key=value; --help-all lists the keys")
+            raise UsageError(f"{argument!r} is not of the form key=value; --help-all lists the settings")
         if new_key := RENAMED.get(key):
             log.warning("warning: %s is now called %s; the old name works for one more release", key, new_key)
             key, argument = new_key, f"{new_key}={value}"
@@ -155,7 +165,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _readable(error: BaseException) -> str:
-    """Returns what a Hydra or OmegaConf error says is wrong, and with which key, in one line."""
+    """Returns what a Hydra or OmegaConf error says is wrong, and with which setting, in one line."""
     if isinstance(error, OverrideParseException):
         return (
             f"{(error.override or '').removeprefix('++')!r} cannot be parsed; write lists as [a,b] and quote special "
@@ -164,11 +174,37 @@ def _readable(error: BaseException) -> str:
     cause: Any = error
     while cause.__cause__ is not None and isinstance(cause.__cause__, HydraException | OmegaConfBaseException):
         cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, HydraException):
+        return _unknown_choice(lines) or "; ".join(lines)
+    gist = "; ".join(line for line in lines if not line.startswith(("full_key: ", "object_type=", "reference_type=")))
     if isinstance(cause, KeyValidationError):
         return f"{cause.full_key}: {cause.key!r} is not a whole number; write entries as in KEY={{1: -100, 5: 2.5}}"
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    if "Config search path:" in lines:  # an unknown choice of a group; the choices follow the first two lines
-        choices = [line for line in lines[2 : lines.index("Config search path:")] if not line.endswith("schema")]
-        return f"{lines[0].split(': ', 1)[-1]}; it is one of {', '.join(choices)}"
-    gist = [line for line in lines if not line.startswith(("object_type=", "reference_type=", "See "))]
-    return "; ".join(gist) + "; --help-all lists the keys"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(cause)
+    if found := _NO_NUMBER.fullmatch(gist):
+        return f"{cause.full_key} cannot be {found['value']}: it must be a {_NUMBERS[found['kind']]}"
+    if found := _NO_BOOLEAN.fullmatch(gist):
+        return f"{cause.full_key} cannot be {found['value']}: it must be true or false"
+    if found := _NO_MEMBER.fullmatch(gist):
+        return f"{cause.full_key} cannot be {found['value']}; it is one of {found['names']}"
+    if gist.endswith("is not a ListConfig, list or tuple."):
+        return f"{cause.full_key} must be a list, as in {cause.full_key}=[a,b]"
+    return f"{cause.full_key}: {gist}"
+
+
+def _unknown_choice(lines: list[str]) -> str | None:
+    """Returns the message for a name that a group of conf/ does not have; None if Hydra's error is another one."""
+    if "Config search path:" not in lines:
+        return None
+    group, _, name = lines[0].split("'")[-2].rpartition("/")
+    choices = [line for line in lines[2 : lines.index("Config search path:")] if line != "schema"]
+    return f"{group} cannot be {name!r}; it is one of {', '.join(choices)}"
+
+
+def _unknown_key(error: Any) -> str:
+    """Returns the message for a setting that does not exist, with the nearest name in its group."""
+    near = get_close_matches(error.key, list(error.parent_node), 1, 0.6)
+    suggestion = f"; did you mean {error.full_key.removesuffix(error.key)}{near[0]}?" if near else ""
+    owner = f"decode={error.object_type.method} has" if error.full_key.startswith("decode.") else "there is"
+    return f"{owner} no setting {error.full_key!r}{suggestion} (--help-all lists the settings)"

@@ -46,7 +46,7 @@ def test_biases_of_tokens(value: str, expected: dict[int, float]) -> None:
             r"sampling.logit_bias.the: 'the' is not a whole number; write entries as in KEY=\{1: -100, 5: 2.5\}",
         ),
         ("{1.5: 3}", "1.5 is not a whole number"),
-        ("{1: high}", "Value 'high' of type 'str' could not be converted to Float; full_key: sampling.logit_bias.1"),
+        ("{1: high}", r"^sampling.logit_bias.1 cannot be 'high': it must be a number$"),
         ("7", "Cannot assign int to Dict"),
         ("{1:", r"^'sampling.logit_bias=\{1:' cannot be parsed"),
     ],
@@ -54,6 +54,28 @@ def test_biases_of_tokens(value: str, expected: dict[int, float]) -> None:
 def test_biases_that_cannot_be_used(value: str, message: str) -> None:
     with pytest.raises(configuration.UsageError, match=message):
         load_biases(value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.dtyp=float32", "there is no setting 'model.dtyp'; did you mean model.dtype?"),
+        ("xyzzy=1", r"there is no setting 'xyzzy' \("),
+        ("decode.windo=3", "decode=auto has no setting 'decode.windo'"),
+        ("decode=nope", "decode cannot be 'nope'; it is one of auto, autoregressive"),
+        ("max_new_tokens=1.5", "max_new_tokens cannot be '1.5': it must be a whole number"),
+        ("sampling.temperature=hot", "sampling.temperature cannot be 'hot': it must be a number"),
+        ("chat=maybe", "chat cannot be 'maybe': it must be true or false"),
+        ("format=jsn", "format cannot be 'jsn'; it is one of text, json"),
+        ("model.dtype=${nope}", "model.dtype: Interpolation key 'nope' not found"),
+        ("stop=abc", r"stop must be a list, as in stop=\[a,b\]"),
+    ],
+)
+def test_settings_that_cannot_be_used(setting: str, message: str) -> None:
+    engine_settings.register("generate", GenerateSettings)
+    with pytest.raises(configuration.UsageError, match=message) as found:
+        configuration.load("generate", GenerateSettings, ["prompt=a", "model.path=b", setting])
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
