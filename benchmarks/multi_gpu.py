@@ -208,7 +208,7 @@ def time_sums(context: Context, store: Store, kind: str) -> str:
             own = torch.full((NUM_NUMBERS,), float(context.rank + number), device=mesh.device)
             begin = time.perf_counter()
             total = ranks.all_reduce(own)
-            ranks.settle()
+            ranks.synchronize()
             found = total[:: NUM_NUMBERS - 1].tolist()
             seconds.append(time.perf_counter() - begin)
             wanted = float(sum(range(context.num_ranks)) + context.num_ranks * number)

@@ -253,7 +253,7 @@ def make_mesh(settings: ParallelSettings, device: str = "auto", environment: Map
     device: "auto", "cpu", "cuda" or "cuda:N". Raises ValueError if they contradict each other; its message names the
     numbers and the remedy.
     """
-    from lp.platform.hardware import why_no_gpu  # a rank needs lp; whoever only reads settings need not wait for it
+    from lp.platform.hardware import why_no_gpu  # late: reading settings needs no lp
 
     rank, num_ranks, local_rank, num_local_ranks = _read_ranks(environment)
     axes = settings.resolve_degrees(num_ranks)

@@ -90,8 +90,8 @@ class Demand:
 
     def _too_few(self, kind: str, found: str) -> str:
         needed = _and({kind: self._total()[kind]})
-        mend = "model.device=cpu" if kind == "GPU" else "a smaller ray.cpus_per_rank"
-        return f"{self._ranks()} needs {needed}, the cluster has {found}: use {mend}, fewer ranks or more nodes"
+        remedy = "model.device=cpu" if kind == "GPU" else "a smaller ray.cpus_per_rank"
+        return f"{self._ranks()} needs {needed}, the cluster has {found}: use {remedy}, fewer ranks or more nodes"
 
     def _ranks(self) -> str:
         return f"parallel.ranks={self.num_ranks}"

@@ -26,7 +26,7 @@ class Task(Protocol):
     """The work of a front end. `interrupt` may be called from any thread."""
 
     def run(self, show: Callable[[Event], None]) -> int:
-        """Does the work and returns the exit code. Raises ValueError for what the user can mend."""
+        """Does the work and returns the exit code. Raises ValueError for what the user can correct."""
         ...
 
     def interrupt(self, number: int) -> bool:

@@ -15,8 +15,8 @@ What torch computes without a graph reads a view of a sequence whose pages happe
 scattered ones, made for each layer.
 
 Rows that are kept lie among rows that are not, and must be copied to the end of the prefix. A cache notes that, and the
-copy is made at the beginning of the next step, for which it needs no launch of its own in a captured graph. Whoever
-reads or copies the sequence before that has the cache settled.
+copy is made at the beginning of the next step, for which it needs no launch of its own in a captured graph. What reads
+or copies the sequence before that calls `PagedCache.apply_moves` first.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class PagedCache(KVCache):
 
     def shrink(self, num_pages: int) -> None:
         if len(self.pages) > num_pages:
-            self.settle()  # rows that are still to be copied may lie there
+            self.apply_moves()  # rows that are still to be copied may lie there
             self.arena.allocator.give_back(self.pages[num_pages:])
             del self.pages[num_pages:]
 
@@ -286,7 +286,7 @@ class PagedCache(KVCache):
     def update(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         num_rows = key_states.shape[2]
         if self.places is None:
-            self.settle()
+            self.apply_moves()
             self.places = self._find_places(num_rows)
         for owner, states in ((self.arena.keys, key_states), (self.arena.values, value_states)):
             owner[layer].flatten(0, 1).index_copy_(0, self.places.new, states[0].transpose(0, 1))
@@ -313,11 +313,11 @@ class PagedCache(KVCache):
 
     @torch.inference_mode()
     def export(self, begin: int, end: int) -> Tensor:
-        self.settle()
+        self.apply_moves()
         return moving.read_slots(self.arena.stores, self._slots_between(begin, end))
 
     def _write(self, numbers: Tensor, num_tokens: int, shapes: Mapping[int, LayerShape]) -> None:
-        self.settle()
+        self.apply_moves()
         moving.write_slots(self.arena.stores, self._slots_between(self.length, self.length + num_tokens), numbers)
 
     def read_layer(self, layer: int, begin: int, end: int) -> Tensor:
@@ -329,7 +329,7 @@ class PagedCache(KVCache):
     def _keep(self, rows: Sequence[int]) -> None:
         if rows and rows[-1] != len(rows) - 1:  # they ascend, so otherwise all are in their places
             if self.moves[0]:
-                self.settle()
+                self.apply_moves()
             self.moves = positions_to_move(rows, self.length)
         self.length += len(rows)
         self.places = None
@@ -344,14 +344,14 @@ class PagedCache(KVCache):
         return self.slots(np.array(moves, np.int64)) if moves[0] else NO_MOVES
 
     @torch.inference_mode()
-    def settle(self) -> None:
-        """Copies what must still be copied. Whoever reads the sequence's keys and values without a step calls it."""
+    def apply_moves(self) -> None:
+        """Copies what must still be copied. Called before the keys and values are read without a step."""
         if self.num_moves:
             self.arena.move(self.take_moves())
 
     @torch.inference_mode()
     def _fork(self, length: int) -> PagedCache:
-        self.settle()
+        self.apply_moves()
         return self.arena.fork(self, length)
 
     def _release(self) -> None:

@@ -152,7 +152,7 @@ class MedusaDecoder(Decoder):
     def commit(self, tokens: Sequence[int], answers: Answers) -> tuple[Accepted, CountDrafts]:
         accepted = verify(self.tree, answers.targets)
         self._learn(accepted.tokens)
-        assert answers.guesses is not None, "whoever makes this decoder has checked that there are heads"
+        assert answers.guesses is not None, "the caller has checked that there are heads"
         row = accepted.rows[-1]
         all_tokens, all_odds = answers.guesses.tokens[row].tolist(), answers.guesses.odds[row].tolist()
         self._guesses, self._passed = list(zip(all_tokens, all_odds, strict=True)), 0

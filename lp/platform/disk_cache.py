@@ -6,8 +6,8 @@ user. All of them can be made again. Knows nothing of what they hold.
 An entry is a file or folder directly in the folder of its kind. Beside it lie `NAME.lock`, which is locked while the
 entry is made, and `NAME.used`, on which every process that uses the entry holds a shared lock until it ends, and whose
 time of change is that of the last use. Both files are empty and stay when the entry is removed, since a lock on a
-removed file would protect nothing. Whoever adds an entry calls `trim` afterwards: the entries that were used least
-recently go first, and those in use stay.
+removed file would protect nothing. The caller that adds an entry calls `trim` afterwards: the entries that were used
+least recently go first, and those in use stay.
 """
 
 from __future__ import annotations

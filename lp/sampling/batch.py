@@ -2,7 +2,7 @@
 
 How many kernels and copies that takes depends on which kinds of settings there are, not on the number of sequences, and
 a row's answer does not depend on the other rows. Where the settings truncate the distribution, a `Shortlist` comes
-first; `FullVocabulary` settles the rows that remain. Knows nothing of trees, windows or ranks.
+first; `FullVocabulary` decides the rows that remain. Knows nothing of trees, windows or ranks.
 
     L rows of all sequences, R rows of one, V vocabulary, K best tokens, T likeliest tokens of a row
 """
@@ -39,7 +39,7 @@ MOST_LIKELIEST = 20
 class Asked(NamedTuple):
     """The rows of one sequence that are to be answered, and how; see `Sampler.ask`.
 
-    choosers: each gets the rows that the one before has left unsettled. choices, dropped, positions: of the rows, as
+    choosers: each gets the rows that the one before has left undecided. choices, dropped, positions: of the rows, as
     `Rows` has them; unused positions are 0. touch: says what penalties and biases do; None if there are none.
     num_candidates: K, the number of best tokens to return for each row; 0 is the target alone. num_likeliest: T; None
     if no log-probabilities are asked for. scored: int64 [R], tokens whose log-probabilities are asked for; None for
@@ -282,7 +282,7 @@ def _answers(
     download: Download,
     masked: dict[int, Masks],
 ) -> list[Answers]:
-    """The answers to all that is asked, in its order, once the rows that were left unsettled are settled."""
+    """The answers to all that is asked, in its order, once the rows that were left undecided are decided."""
     downloaded = download.wait().reshape(-1)
     found = [Answers.none() for _ in asked]
     late = [np.empty(0, bool)] * len(asked)
@@ -301,7 +301,7 @@ def _answers(
 
 
 def _choose(group: _Group, one: Asked, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The group's tokens, int32 [rows, K], and which rows the first chooser has left unsettled, bool [rows].
+    """The group's tokens, int32 [rows, K], and which rows the first chooser has left undecided, bool [rows].
 
     one: of the group's sequences.
     """

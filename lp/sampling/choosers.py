@@ -30,7 +30,7 @@ from lp.tree import NOT_A_TOKEN
 
 # The best tokens of a row among which a GPU's kernels look: N.
 NUM_BEST = 128
-# Lengths of the shortlists: the second is used for rows that the first did not settle.
+# Lengths of the shortlists: the second is used for rows that the first did not decide.
 SHORTLISTS = (NUM_BEST, 4096)
 # If a sum of probabilities is nearer than this to top-p, rounding decides which of the two is greater.
 ROUNDING = 1e-5
@@ -67,7 +67,7 @@ def choosers_for(sampling: Sampling, vocab_size: int, num_tokens: int, is_fused:
 
 @dataclass(frozen=True)
 class FullVocabulary(Chooser):
-    """Settles every row. All choosers that settle a row choose the same first token for it.
+    """Decides every row. All choosers that decide a row choose the same first token for it.
 
     num_tokens: K. is_greedy: whether it takes rows without warpers and noise alone; it takes all others together.
     is_truncated: whether rows have top-k, top-p or min-p. No other chooser equal to this one takes rows for which more
@@ -204,8 +204,8 @@ class Shortlist(Chooser):
         best_RK = order_RN.sort(dim=1, descending=True, stable=True).indices[:, : self.num_tokens]
         are_numbers_R1 = ~scores_RN.isnan().any(dim=1, keepdim=True)
         tokens_RK = tokens_RN.gather(1, best_RK).where(are_numbers_R1, NOT_A_TOKEN)
-        is_settled_R1 = left.is_all & ~left.is_doubtful.gather(1, best_RK[:, :1]) | ~are_numbers_R1
-        return torch.cat([is_settled_R1, tokens_RK], dim=1)
+        is_decided_R1 = left.is_all & ~left.is_doubtful.gather(1, best_RK[:, :1]) | ~are_numbers_R1
+        return torch.cat([is_decided_R1, tokens_RK], dim=1)
 
     def _truncate(
         self, rows: Rows, how: OnDevice, tokens_RN: Tensor, scores_RN: Tensor, is_known_RN: Tensor
@@ -274,7 +274,7 @@ def choose_whole(scores: Tensor, choices: Tensor) -> Tensor:
 
     scores: float32 [R, V]. choices: int64 [R, 4], as
     LAYOUT of lp/sampling/rows.py. Returns int64 [R, 1 + MOST_TOKENS]: whether the row is
-    settled, then its best tokens, K of which are valid; -1 for rows with a NaN. Rows with K = 0 hold nothing.
+    decided, then its best tokens, K of which are valid; -1 for rows with a NaN. Rows with K = 0 hold nothing.
     """
     from lp.sampling import triton_kernels
 
@@ -318,7 +318,7 @@ def choose_truncated(scores: Tensor, choices: Tensor) -> Tensor:
     return out
 
 
-# By name. Rows that `TRUNCATED` does not settle need their scores once more.
+# By name. Rows that `TRUNCATED` does not decide need their scores once more.
 KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {WHOLE: choose_whole, TRUNCATED: choose_truncated}
 
 

@@ -96,7 +96,7 @@ def best_of_chunks(
 
 @triton.jit
 def best_of_rows(values, tokens, words, out, num_chunks, MOST: tl.constexpr, BLOCK: tl.constexpr):
-    """Programs [R]. values, tokens: [R, MOST, C]. out: int64 [R, 1 + MOST], 1 for a settled row, then the tokens; -1 in
+    """Programs [R]. values, tokens: [R, MOST, C]. out: int64 [R, 1 + MOST], 1 for a decided row, then the tokens; -1 in
     rows with a NaN.
     """
     row = tl.program_id(0)
@@ -144,8 +144,8 @@ def best_truncated(
     values, tokens, sums, choices, words, floats, out, num_chunks, rounding, far,
     MOST: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs [R]. values, tokens: [R, N], the row's best. out: int64 [R, 1 + MOST], whether the row is settled, then
-    its best tokens; -1 in rows with a NaN. It does what `Shortlist` does, and leaves no fewer rows unsettled.
+    """Programs [R]. values, tokens: [R, N], the row's best. out: int64 [R, 1 + MOST], whether the row is decided, then
+    its best tokens; -1 in rows with a NaN. It does what `Shortlist` does, and leaves no fewer rows undecided.
     """
     row = tl.program_id(0)
     count = tl.load(words + row * 8 + 2)
@@ -198,15 +198,15 @@ def best_truncated(
     is_cut = tl.max((is_known & (left == float("-inf"))).to(tl.int32), axis=0) > 0
     noise = tl.where(tl.load(words + row * 8 + 3) != 0, noise_of(token, tl.load(choices + row * 4)), 0.0)
     order = tl.where(left == float("-inf"), score - far, score + noise)
-    is_settled = is_cut & (tl.min(is_all.to(tl.int32), axis=0) > 0)
+    is_decided = is_cut & (tl.min(is_all.to(tl.int32), axis=0) > 0)
     for k in range(count):
         best = tl.max(order, axis=0)
         first = tl.min(tl.where(order == best, token, 0x7FFFFFFF), axis=0)
         is_first = token == first
-        is_settled = is_settled & ((k > 0) | (tl.max((is_first & is_doubtful).to(tl.int32), axis=0) == 0))
+        is_decided = is_decided & ((k > 0) | (tl.max((is_first & is_doubtful).to(tl.int32), axis=0) == 0))
         tl.store(out + row * (MOST + 1) + 1 + k, tl.where(is_nan, -1, first).to(tl.int64))
         order = tl.where(is_first, float("-inf"), order)
-    tl.store(out + row * (MOST + 1), (is_settled | is_nan).to(tl.int64))
+    tl.store(out + row * (MOST + 1), (is_decided | is_nan).to(tl.int64))
 
 
 @triton.jit

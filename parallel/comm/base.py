@@ -49,7 +49,7 @@ class Messages(Protocol):
     """Tensors that one rank sends to another. Every call may raise RankLost, and EpochOver where ranks may change.
 
     On a GPU with NCCL they are only launched: the current stream waits for what is received, and what is sent leaves
-    beside it. What was received counts once `settle` has returned.
+    on another stream. What was received is valid once `synchronize` has returned.
     """
 
     traffic: Traffic
@@ -62,7 +62,7 @@ class Messages(Protocol):
         """Returns the next tensor that rank `source` has sent to this rank, on this rank's device."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until everything that was launched has been done."""
         ...
 
@@ -115,8 +115,8 @@ class Collectives(Messages, Protocol):
     """Collectives of the ranks along one axis of the mesh. All of them must make the same calls in the same order.
 
     On a GPU they are only launched, on the current stream, so that the host need not wait in each layer and a graph can
-    capture them. What depends on them counts once `settle` has returned: if a rank is lost, it is made up. A rank that
-    reads it sooner does not wait for ever: after the time limit a thread ends the collectives.
+    capture them. Their results are valid once `synchronize` has returned: if a rank is lost, they are arbitrary.
+    A rank that reads them sooner does not wait for ever: after the time limit a thread ends the collectives.
 
     rank: this rank's place along the axis. Every call may raise RankLost, which names ranks as the whole run counts
     them.
@@ -147,11 +147,11 @@ class Collectives(Messages, Protocol):
         ...
 
     def launching(self) -> AbstractContextManager[None]:
-        """Makes `settle` do nothing in the body. An error of the body is RankLost if a rank is lost."""
+        """Makes `synchronize` do nothing in the body. An error of the body is RankLost if a rank is lost."""
         ...
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Puts `settle` off to the end of the body. An error of the body is RankLost if a rank is lost."""
+        """Puts `synchronize` off to the end of the body. An error of the body is RankLost if a rank is lost."""
         ...
 
     def replayed(self, traffic: Traffic) -> None:
@@ -208,7 +208,7 @@ class WaitsOnHost(WithoutSlots):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is launched."""
 
     def launching(self) -> AbstractContextManager[None]:

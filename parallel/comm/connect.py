@@ -119,7 +119,7 @@ def connect_axis(settings: ParallelSettings, mesh: Mesh, axis: str, store: Store
 
 
 def choose_collectives(kind: ExchangeKind, hosts: list[str], device: torch.device) -> ExchangeKind:
-    """Settles `auto` for tensors: NCCL on GPUs unless gloo is asked for, otherwise what the exchange would take.
+    """Resolves `auto` for tensors: NCCL on GPUs unless gloo is asked for, otherwise what the exchange would take.
 
     Shared memory gives way to gloo on a processor that does not keep the order of its writes.
     """
@@ -130,7 +130,7 @@ def choose_collectives(kind: ExchangeKind, hosts: list[str], device: torch.devic
 
 
 def choose_exchange(kind: ExchangeKind, hosts: list[str]) -> ExchangeKind:
-    """Settles `auto` for ranks on these hosts (one entry per rank). Raises ValueError for shm between several hosts."""
+    """Resolves `auto` for ranks on hosts (one entry per rank). Raises ValueError for shm between several hosts."""
     one_host = len(set(hosts)) == 1
     if kind is ExchangeKind.auto:
         return ExchangeKind.shm if one_host else ExchangeKind.gloo
@@ -292,8 +292,8 @@ class DelayedMessages:
         self._wait()
         return received
 
-    def settle(self) -> None:
-        self._messages.settle()
+    def synchronize(self) -> None:
+        self._messages.synchronize()
 
     def close(self) -> None:
         self._messages.close()

@@ -67,11 +67,11 @@ class GuardedGroup:
         self._group = group
         if self.is_on_gpu:
             self._watch = LaunchWatch(group.abort)
-        self.settle()
+        self.synchronize()
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether collectives are only launched: `settle` waits for them, and work on the same stream comes after."""
+        """Whether collectives are only launched: `synchronize` waits for them, later work of the stream too."""
         return self.device.type == "cuda"
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class GuardedGroup:
         while self._unsent and (self._unsent[0][0].is_completed() or len(self._unsent) > _MOST_UNSENT):
             self._guard(self._await_oldest_message)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until everything that was launched on a GPU has been done. Raises RankLost, and EpochOver."""
         if self.is_on_gpu and not torch.cuda.is_current_stream_capturing():
             self._guard(lambda: self._wait_for(self._mark()))

@@ -48,7 +48,7 @@ class ProcessGroupExchange(GathersRows):
         assert mine.dtype == np.int32 and mine.ndim == 1, "an all-gather takes int32 [I]"
         with self.traffic.counted(mine.nbytes):
             gathered = self._group.all_gather(torch.from_numpy(mine).to(self._group.device))
-            self._group.settle()
+            self._group.synchronize()
             return gathered.cpu().numpy()
 
     def broadcast(self, data: bytes | None) -> bytes:
@@ -56,13 +56,13 @@ class ProcessGroupExchange(GathersRows):
         with self.traffic.counted(len(data or b"")):
             length = torch.tensor([len(data or b"")], device=self._group.device)
             self._group.broadcast(length)
-            self._group.settle()
+            self._group.synchronize()
             if not int(length):
                 return b""
             buffer = bytearray(data) if data is not None else bytearray(int(length))
             content = torch.frombuffer(buffer, dtype=torch.uint8).to(self._group.device)
             self._group.broadcast(content)
-            self._group.settle()
+            self._group.synchronize()
             return content.cpu().numpy().tobytes()
 
     def close(self) -> None:
@@ -89,8 +89,8 @@ class GroupMessages:
             self._group.receive(received, source)
             return received.to(self._device)
 
-    def settle(self) -> None:
-        self._group.settle()
+    def synchronize(self) -> None:
+        self._group.synchronize()
 
     def close(self) -> None:
         """The group's owner closes it."""
@@ -136,14 +136,14 @@ class ProcessGroupCollectives(GroupMessages, WithoutSlots):
         with self.traffic.counted(tensor.nbytes):
             return self._group.all_gather(self._to_group(tensor)).to(self._device)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         if not self._is_deferred:
-            self._group.settle()
+            self._group.synchronize()
 
     @contextmanager
     def launching(self) -> Iterator[None]:
         # A rank that is lost leaves the kernels of symmetric memory running for ever, and a host that waits for them in
-        # a call of CUDA's with them: nothing can stop them, so `settle` must look for itself.
+        # a call of CUDA's with them: nothing can stop them, so `synchronize` must look for itself.
         self._is_deferred = self.symmetric is None
         try:
             yield
@@ -151,7 +151,7 @@ class ProcessGroupCollectives(GroupMessages, WithoutSlots):
             raise
         except Exception:
             self._is_deferred = False
-            self._group.settle()  # if a rank was lost, that is why
+            self._group.synchronize()  # if a rank was lost, that is why
             raise
         finally:
             self._is_deferred = False
@@ -160,17 +160,17 @@ class ProcessGroupCollectives(GroupMessages, WithoutSlots):
     def deferred(self) -> Iterator[None]:
         with self.launching():
             yield
-        self._group.settle()
+        self._group.synchronize()
 
     def replayed(self, traffic: Traffic) -> None:
         self.traffic.add(traffic)
         self._group.launched()
-        self.settle()
+        self.synchronize()
 
     def agree(self, is_so: bool) -> bool:
         votes = torch.tensor([int(is_so)], dtype=torch.int32, device=self._group.device)
         self._group.all_reduce(votes)
-        self._group.settle()
+        self._group.synchronize()
         return int(votes) == self.num_ranks
 
     def use_symmetric_memory(self) -> str:

@@ -65,7 +65,7 @@ class Copying:
         length = cache.length
         try:
             self._append(copy, cache)
-            self.messages.settle()
+            self.messages.synchronize()
         except BaseException:  # on a GPU, what was appended may never have arrived
             cache.length = min(cache.length, length)
             raise

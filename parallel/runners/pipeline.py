@@ -94,7 +94,7 @@ class PipelineParallel(SingleDevice):
         if hidden is not None:
             pending = add_hidden(pending, asked, hidden[: len(logits)], self.model.heads)
         answers = pending()
-        self.pipeline.settle()  # or the answers are not to be trusted
+        self.pipeline.synchronize()  # or the answers are not to be trusted
         result = np.concatenate([headers.cpu().numpy().ravel(), *(own.pack().ravel() for own in answers)])
         message = upload(result, self.model.device)
         for stage in range(self.depth - 1):  # the first one first, as it begins the next batch
@@ -106,7 +106,7 @@ class PipelineParallel(SingleDevice):
         lengths = [self.depth * HEADER, *(len(step.tree) * step.num_columns for step in steps)]
         if result is None:
             received = self.pipeline.receive((sum(lengths),), torch.int32, self.depth - 1)
-            self.pipeline.settle()
+            self.pipeline.synchronize()
             result = received.cpu().numpy()
         headers, *packed = np.split(result, np.cumsum(lengths)[:-1])
         self.channel.heard(headers.reshape(self.depth, HEADER))

@@ -49,7 +49,7 @@ def compute_part(copying: Copying, split: Split, sequence: TokenSequence) -> Non
     cache.length = begin
     try:
         model.forward_by_layer(chain(sequence.tokens[begin:end]), cache, pass_on)
-        copying.messages.settle()  # on a GPU, nothing has arrived before
+        copying.messages.synchronize()  # on a GPU, nothing has arrived before
     except BaseException:
         cache.length = start
         raise

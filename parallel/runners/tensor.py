@@ -25,8 +25,8 @@ class TensorParallel(SingleDevice):
         """See SingleDevice. This, and what waits for the answers, raise RankLost as well."""
         with self.collectives.launching():
             pending = super().launch(steps)
-        return partial(self._settled, pending)
+        return partial(self._finish, pending)
 
-    def _settled(self, pending: Pending) -> list[Answers]:
+    def _finish(self, pending: Pending) -> list[Answers]:
         with self.collectives.deferred():
             return pending()

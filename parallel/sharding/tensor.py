@@ -183,7 +183,7 @@ def connect(model: PreTrainedModel, styles: Mapping[str, str], cut: Slices, coll
             module.get_parameter("down_proj_bias").data.zero_()
         if style == EXPERTS and any(len(own) * model.dtype.itemsize % ALIGNMENT for own in cut[name]):
             model.set_experts_implementation("eager")
-    model.register_forward_hook(_settle(collectives))
+    model.register_forward_hook(_synchronize(collectives))
 
 
 def _split_vocabulary(model: PreTrainedModel, embedding: nn.Embedding, first: int, collectives: Collectives) -> None:
@@ -219,10 +219,10 @@ def _reduce(collectives: Collectives) -> Callable[..., Tensor]:
     return hook
 
 
-def _settle(collectives: Collectives) -> Callable[..., None]:
+def _synchronize(collectives: Collectives) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if recorder() is None:
-            collectives.settle()
+            collectives.synchronize()
 
     return hook
 

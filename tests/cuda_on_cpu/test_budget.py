@@ -55,7 +55,7 @@ SAMPLINGS = {
 CHOOSING = 4
 # Outside the graphs, by sampling: kernels, copies to the device, copies to the host, and how often the host waits.
 # The aim is 30 kernels, one copy each way, and one wait. First without Triton, then with it: penalties alone need
-# another copy, of the tokens that they touch, and top-p keeps the scores of rows that it may leave unsettled.
+# another copy, of the tokens that they touch, and top-p keeps the scores of rows that it may leave undecided.
 OUTSIDE = {
     "greedy": (17, 1, 1, 1),
     "temperature": (52, 3, 1, 1),
@@ -157,7 +157,7 @@ def test_kernels_of_our_own_choose_tokens(flat_folder: Path, triton: None, monke
     def zeros(kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
         for one in arguments:
             if isinstance(one, Tensor) and one.dtype == torch.int64:
-                one.fill_(1)  # tokens that exist, of rows that are settled
+                one.fill_(1)  # tokens that exist, of rows that are decided
 
     model = load_on_gpu(flat_folder)
     monkeypatch.setattr(interpreter, "start", zeros)

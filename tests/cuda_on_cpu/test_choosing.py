@@ -33,11 +33,11 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
     "top-k, top-p and min-p": TOP_P | {"top_k": 30, "min_p": 0.01},
-    "a flat distribution, of which some rows stay unsettled": {"temperature": 4.0, "top_p": 0.8},
+    "a flat distribution, of which some rows stay undecided": {"temperature": 4.0, "top_p": 0.8},
     "penalties": PENALTIES,
     "penalties and top-p": TOP_P | PENALTIES,
     "log-probabilities": TOP_P | {"logprobs": 2},
-    "log-probabilities with penalties, some of rows that stay unsettled": PENALTIES
+    "log-probabilities with penalties, some of rows that stay undecided": PENALTIES
     | {"temperature": 4.0, "top_p": 0.8, "logprobs": 2},
     "n-grams": {"no_repeat_ngram": 2},
 }
@@ -145,17 +145,17 @@ class Mixed:
 def test_sequences_of_all_kinds_share_a_step(
     ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each gets the answers that it gets by itself. Other choosers than the graphs settle what a graph cannot."""
+    """Each gets the answers that it gets by itself. Other choosers than the graphs decide what a graph cannot."""
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (ladder, cuda_graphs.capture_on_gpu))
     model = load_on_gpu(folders["llama"])
     mixed, alone = Mixed(model), Mixed(model)
-    settled: list[int] = []
+    decided: list[int] = []
     with monkeypatch.context() as patch:
         for chooser in (FullVocabulary, Shortlist):
-            patch.setattr(chooser, "__call__", counting(chooser.__call__, settled))
+            patch.setattr(chooser, "__call__", counting(chooser.__call__, decided))
         found = mixed.answers(are_together=True)
     num_rows = sum(len(one) for one in found if len(one))
-    assert 0 < sum(settled) < num_rows / 4
+    assert 0 < sum(decided) < num_rows / 4
     for one, other in zip(found, alone.answers(are_together=False), strict=True):
         assert np.array_equal(one[:, :1], other[:, :1])
 

@@ -95,7 +95,7 @@ def test_the_host_launches_everything_and_waits_once(network: Network) -> None:
     for _ in range(MANY):
         group.all_reduce(tensor)  # would raise RankLost if it waited, as nothing ends
     threading.Timer(0.1, setattr, (network, "is_up", True)).start()
-    group.settle()
+    group.synchronize()
     assert network.is_up
     group.close()
 
@@ -107,7 +107,7 @@ def test_a_rank_that_is_lost_is_named_after_the_time_limit(network: Network) -> 
     with pytest.raises(RankLost):
         for _ in range(MANY):
             group.all_reduce(tensor)
-        group.settle()
+        group.synchronize()
     assert time.monotonic() - begin > LIMIT_S
     assert "abort" in network.calls
     with pytest.raises(RankLost, match="rank 1 lost"):  # and again, whoever asks later
@@ -123,7 +123,7 @@ def test_a_host_that_stands_still_in_a_call_is_freed(network: Network) -> None:
         with collectives.deferred():
             network.is_up = False
             collectives.all_reduce(tensor)
-            collectives.settle()  # the model's own, at the end of its forward: put off
+            collectives.synchronize()  # the model's own, at the end of its forward: put off
             while not network.is_up:
                 time.sleep(0.01)
 
@@ -167,10 +167,10 @@ def test_a_graphs_collectives_are_not_awaited_while_it_is_captured(network: Netw
     network.is_up = False
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
         group.all_reduce(tensor)
-        group.settle()
+        group.synchronize()
     network.is_up = True
     time.sleep(LIMIT_S + 0.1)
-    group.settle()  # nothing was late, as nothing was launched
+    group.synchronize()  # nothing was late, as nothing was launched
     group.close()
 
 
@@ -178,7 +178,7 @@ def test_a_group_that_cannot_be_left_does_not_hold_the_rank_up(network: Network)
     """NCCL's abort does not return while there are graphs that use the communicator."""
     group = connect()
     network.is_up, network.blocking = False, {"abort"}
-    assert seconds_until(RankLost, group.settle) < LATE_S
+    assert seconds_until(RankLost, group.synchronize) < LATE_S
 
 
 def test_what_is_under_way_when_the_epoch_ends_is_stopped(network: Network) -> None:
@@ -188,7 +188,7 @@ def test_what_is_under_way_when_the_epoch_ends_is_stopped(network: Network) -> N
     network.is_up = False
     group.all_reduce(torch.zeros(2, device=GPU))
     is_over.set()
-    assert seconds_until(EpochOver, group.settle) < LATE_S
+    assert seconds_until(EpochOver, group.synchronize) < LATE_S
     end = time.monotonic() + LATE_S
     while "abort" not in network.calls and time.monotonic() < end:
         time.sleep(0.01)

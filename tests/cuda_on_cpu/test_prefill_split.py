@@ -100,10 +100,10 @@ def lose_what_is_received(mesh: Mesh, channel: Channel, folder: str) -> int:
             runner.launch([StepInput(sequence, NO_ROWS, 90)])()
             before = runner.inner.num_cached(sequence.id, sequence.tokens)
 
-            def settle() -> None:
+            def synchronize() -> None:
                 raise RankLost("rank 1 is lost", (1,))
 
-            patch.setattr(runner.copying.messages, "settle", settle)
+            patch.setattr(runner.copying.messages, "synchronize", synchronize)
             with pytest.raises(RankLost):
                 runner.launch([StepInput(sequence, NO_ROWS, 280)])()
             return runner.inner.num_cached(sequence.id, sequence.tokens) - before

@@ -26,7 +26,7 @@ def test_one_rank_adds_up_and_gathers(collectives: ProcessGroupCollectives) -> N
     values = torch.arange(12.0, device="cuda").view(3, 4)
     summed = collectives.all_reduce(values.clone())
     gathered = collectives.all_gather(values)
-    collectives.settle()
+    collectives.synchronize()
     assert torch.equal(summed, values) and torch.equal(gathered, values[None])
 
 
@@ -34,13 +34,13 @@ def test_one_rank_adds_up_and_gathers(collectives: ProcessGroupCollectives) -> N
 def test_collectives_are_captured(dtype: torch.dtype, collectives: ProcessGroupCollectives) -> None:
     values = torch.ones(64, 256, dtype=dtype, device="cuda")
     collectives.all_reduce(values.clone())
-    collectives.settle()
+    collectives.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = collectives.all_gather(collectives.all_reduce(values * 2))
     for number in (3, 5):
         values.fill_(number)
         graph.replay()
-        collectives.settle()
+        collectives.synchronize()
         assert (result == 2 * number).all() and result.shape == (1, 64, 256)
     del graph  # a communicator does not end before the graphs that use it

@@ -1,7 +1,7 @@
 // An all-gather between the ranks of one host, in the mailbox of parallel/comm/shared_memory.py.
 //
 // Each rank has two slots, for even and odd rounds, as it may be one round ahead of the others. A slot's number is
-// written last and read first, so whoever sees it sees the rest.
+// written last and read first, so a reader that sees it sees the rest.
 #pragma once
 
 #include <sched.h>

@@ -181,7 +181,7 @@ public:
 
     // All lists of a row, which has been asked about; that of the corpus is the last.
     void lists_of(int64_t row, std::vector<Proposal>& lists) {
-        settle(row);
+        ask_corpus(row);
         lists.assign(proposals.begin(row), proposals.end(row));
         if (late_[row].list.count) lists.push_back(late_[row].list);
     }
@@ -225,7 +225,7 @@ private:
     bool ask_late(const double* probabilities, double least) {
         if (!frontier_.is_late()) return false;
         const int64_t row = frontier_.take_late();
-        settle(row);
+        ask_corpus(row);
         const LateRow& one = late_[row];
         int64_t serial = one.serial;
         const auto add = [&](const Proposal& list) {
@@ -236,9 +236,9 @@ private:
         return true;
     }
 
-    void settle(int64_t row) {
+    void ask_corpus(int64_t row) {
         if (late_[row].is_pending)
-            late_[row].settle(late, contexts_[row], late_[late_[row].parent], proposals.begin(row), proposals.end(row),
+            late_[row].ask_corpus(late, contexts_[row], late_[late_[row].parent], proposals.begin(row), proposals.end(row),
                               proposals);
     }
 

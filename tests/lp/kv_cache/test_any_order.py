@@ -219,7 +219,7 @@ class Sequences(RuleBasedStateMachine):
         assert self.arena.allocator.num_free == self.num_pages and self.arena.num_used == 0
 
 
-@pytest.mark.parametrize(("num_sequences", "num_orders"), slow_except([(200, 15), (1000, 70)], (200, 15)))
+@pytest.mark.parametrize(("num_sequences", "num_orders"), slow_except([(200, 22), (1000, 100)], (200, 22)))
 def test_many_sequences_leave_no_page_behind(num_sequences: int, num_orders: int) -> None:
     before = Sequences.opened
     run_state_machine_as_test(Sequences, settings=settings(max_examples=num_orders, stateful_step_count=60))

@@ -31,7 +31,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 20},
     {"temperature": 0.6, "top_k": 50, "top_p": 0.8},
     {"temperature": 1.0, "min_p": 0.1},
-    {"temperature": 4.0, "top_p": 0.99},  # no shortlist settles it
+    {"temperature": 4.0, "top_p": 0.99},  # no shortlist decides it
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 0.8, "no_repeat_ngram": 2, "logprobs": 0},
     {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.3},

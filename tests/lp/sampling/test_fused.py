@@ -61,15 +61,15 @@ def test_settled_rows_are_those_of_the_whole_vocabulary(
     rows = rows_of(sampling, scores)
     expected = FullVocabulary(NUM_TOKENS, is_greedy=False, is_truncated=True)(rows)[:, 1]
     found = FusedChooser(TRUNCATED, NUM_TOKENS)(rows)
-    is_settled = found[:, 0].bool()
-    assert torch.equal(found[:, 1][is_settled], expected[is_settled])
-    assert is_settled[:5].all()
+    is_decided = found[:, 0].bool()
+    assert torch.equal(found[:, 1][is_decided], expected[is_decided])
+    assert is_decided[:5].all()
 
 
 def test_rows_that_a_short_list_cannot_settle_are_left(scores: torch.Tensor) -> None:
     flat = rows_of(Sampling(1.0, 0, 0.95, 0.0, seed=SEED), scores * 0.01, 1)
-    is_settled = FusedChooser(TRUNCATED, 1)(flat)[:, 0]
-    assert is_settled.tolist() == [0, 0, 0, 0, 1, 0]  # a NaN is settled
+    is_decided = FusedChooser(TRUNCATED, 1)(flat)[:, 0]
+    assert is_decided.tolist() == [0, 0, 0, 0, 1, 0]  # a NaN is decided
 
 
 @pytest.mark.parametrize("kind", KINDS)

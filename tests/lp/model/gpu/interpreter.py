@@ -82,7 +82,7 @@ class Pages:
 
     def given(self, tree: TokenTree, num_padded: int = 0) -> StepTensors:
         """The rows of a tree behind the cached prefix, and padding, as StepBuffer makes them."""
-        self.cache.settle()
+        self.cache.apply_moves()
         num_rows, length = len(tree), self.cache.length
         padded = num_rows + num_padded
         visibility = np.eye(padded, dtype=bool)

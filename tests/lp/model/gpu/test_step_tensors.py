@@ -111,7 +111,7 @@ def test_more_moves_than_there_is_room_for() -> None:
     given = sequences(random.Random(0), 1, 4)
     tree, cache = given[0].tree, paged(given[0])
     rows = list(range(1, MOST_MOVES + 4))
-    cache.settle()
+    cache.apply_moves()
     cache.reserve(MOST_MOVES + 9)
     cache.keep(rows)
     cache.reserve(len(tree))
