@@ -21,7 +21,8 @@ LEAST_SHARE = 0.5
 def screen_output(program: Program) -> None:
     """Splits the output embedding, if its product gives the logits as they are and reads most of a step's bytes."""
     products = [step for step in program.steps if isinstance(step, Product | ExpertProduct)]
-    head = next((step for step in products if isinstance(step, Product) and _gives_logits(step.out, program)), None)
+    logits = _own_logits(program)
+    head = next((step for step in products if isinstance(step, Product) and step.out is logits), None)
     if head is None or not isinstance(head.weight, QuantizedWeight) or not can_split(head.weight):
         return
     whole, every = head.weight, {id(step.weight): _num_bytes(step.weight) for step in products}
@@ -35,14 +36,17 @@ def screen_output(program: Program) -> None:
             program.steps[number] = replace(step, table=split)
 
 
-def _gives_logits(value: Value, program: Program) -> bool:
-    """Whether a value is the logits, or what is gathered from all ranks to make them."""
+def _own_logits(program: Program) -> Value | None:
+    """The logits that this rank computes; None if there are none, or if a step uses them.
+
+    Where ranks share the vocabulary, an all-gather makes the program's output of them.
+    """
     if not program.gives_logits:
-        return False
-    readers = [step for step in program.steps if any(one.source is value for one in reads(step))]
-    if value is program.output:
-        return not readers
-    return len(readers) == 1 and isinstance(readers[0], AllGather) and readers[0].out is program.output
+        return None
+    gathers = [step for step in program.steps if isinstance(step, AllGather) and step.out is program.output]
+    own, readers = (reads(gathers[0])[0].source, gathers) if gathers else (program.output, [])
+    used_by = [step for step in program.steps if any(read.source is own for read in reads(step))]
+    return own if len(used_by) == len(readers) else None
 
 
 def _num_bytes(weight: Tensor | QuantizedWeight | QuantizedExperts) -> int:
