@@ -37,6 +37,7 @@ from launch.supervisor.membership import (
     describe_ranks,
 )
 from lp.engine.input import RequestBuilder
+from lp.model.checkpoint import check_dtype
 from lp.model.checkpoint_info import read_checkpoint_info, require_trees
 from lp.request import Output
 from lp.scheduling.kv_budget import KVBudget
@@ -79,6 +80,7 @@ class Supervisor:
         num_ranks = settings.parallel.wanted_ranks
         degrees = settings.parallel.resolve_degrees(num_ranks)
         model = settings.model
+        check_dtype(model.dtype)
         known = read_checkpoint_info(model.path, model.max_length, model.grammar_backend, model.heads)
         build.check(known.config, degrees)
         require_trees(known)

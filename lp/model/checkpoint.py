@@ -140,12 +140,17 @@ def pick_dtype(dtype: str, device: torch.device, config: PreTrainedConfig) -> to
 
     config: the checkpoint's.
     """
+    check_dtype(dtype)
     if dtype == AUTO:
         own = dtype_name(config.get_text_config(decoder=True).dtype or config.dtype)
         return DTYPES.get(own, torch.float32) if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown; use {AUTO}, {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises ValueError for a name that `pick_dtype` does not know."""
+    if dtype not in (AUTO, *DTYPES):
+        raise ValueError(f"dtype={dtype!r} is unknown; use {AUTO}, {', '.join(DTYPES)}")
 
 
 def _tell_dtype(chosen: torch.dtype, settings: ModelSettings) -> None:

@@ -35,6 +35,7 @@ def test_a_rank_that_fails_at_every_start_is_given_up_with_its_own_message(model
             ("parallel=tp", "parallel.tp=5 is more than the 4 attention heads"),
             ("parallel=pp", "parallel.pp=5 is more than"),
             ("parallel.timeout_s=0", "parallel.timeout_s=0 must be"),
+            ("model.dtype=float31", "dtype='float31' is unknown; use auto, float32"),
         ],
         ("parallel=tp", "parallel.tp=5 is more than the 4 attention heads"),
     ),
