@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.cluster.settings import require_ray
 from launch.config import configuration, engine_settings, process
+from launch.config.ending import leave
 from launch.config.resources import conf
 from launch.data.workloads import WorkloadSettings
 from launch.sweep.settings import BenchSettings, PointLauncher
@@ -86,4 +87,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rich.console import Console
 
 import lp
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.engine_settings import num_ranks
 from launch.config.runtime import RuntimeSettings
 from launch.diagnostics import choices, findings, links, machine, model, software
@@ -91,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from omegaconf import MISSING
 from tqdm import tqdm
 
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.process import set_threads
 from launch.data.answers import MOST_PAIRS, AnswerCollector
 from launch.data.corpus import read_texts
@@ -183,4 +183,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,6 @@ Prints one JSON object. Only greedy decoding is compared: sampling with a seed g
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.data.prompts import collect
 from launch.generate import GenerateSettings
 from lp.engine.input import RequestBuilder
@@ -63,4 +63,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

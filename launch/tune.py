@@ -20,6 +20,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from launch.config import engine_settings, process
+from launch.config.ending import leave
 from launch.config.runtime import Runtime, RuntimeSettings, follow, running
 from launch.data import workloads
 from launch.data.workloads import WorkloadSettings
@@ -116,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
