@@ -45,6 +45,7 @@ def _own_logits(program: Program) -> Value | None:
         return None
     gathers = [step for step in program.steps if isinstance(step, AllGather) and step.out is program.output]
     own, readers = (reads(gathers[0])[0].source, gathers) if gathers else (program.output, [])
+    assert isinstance(own, Value), "logits are computed"
     used_by = [step for step in program.steps if any(read.source is own for read in reads(step))]
     return own if len(used_by) == len(readers) else None
 
