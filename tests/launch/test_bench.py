@@ -96,7 +96,10 @@ def main(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         (["-m", "parallel=single,lp"], "parallel=lp on how many ranks? Give parallel.ranks=N"),
         (["output=/proc/nowhere"], "output=/proc/nowhere cannot be written"),
         (["-m", "parallel=single,sideways"], "parallel cannot be 'sideways'; it is one of auto, dp, lp,"),
-        (["-m", "parallel.mode=lp,sideways"], "parallel.mode cannot be 'sideways'; it is one of auto, single, lp, dp, tp, pp"),
+        (
+            ["-m", "parallel.mode=lp,sideways"],
+            "parallel.mode cannot be 'sideways'; it is one of auto, single, lp, dp, tp, pp",
+        ),
         (["parallell=lp"], "parallell"),
         (["decode=lookahead,jacobi"], "add --multirun"),
         (["model=checkpoint", "-m"], "model.path must be given"),
