@@ -36,6 +36,7 @@ class Dispatcher:
         self.times: Mapping[int, StepTimes] = {}
         self.num_pages = sys.maxsize
         self._forgets_prefixes = False  # whether the next epoch begins with ResetPrefixes
+        self._sent_reset = False  # whether the leaders of this epoch were sent ResetPrefixes
         self._ledger = Ledger()
         self._groups = groups
         self._send = send
@@ -89,7 +90,10 @@ class Dispatcher:
             case ResetPrefixes() if self.is_ending:
                 self._forgets_prefixes = True
                 return []
-            case messages.HandOver() | messages.Shutdown() | ResetPrefixes():
+            case ResetPrefixes():
+                self._sent_reset = True
+                return epoch.leaders
+            case messages.HandOver() | messages.Shutdown():
                 return epoch.leaders
             case messages.UseTimes() | messages.TryStep():
                 raise AssertionError("only leaders say so, to their own groups")
@@ -111,7 +115,9 @@ class Dispatcher:
         If there were several groups and they keep their size, requests stay with their leaders.
         """
         ended = self._ledger.end_cancelled()
-        before, self.epoch, self.is_ending = self.epoch, epoch, False
+        if self._sent_reset and not self._ends_as_planned(epoch):
+            self._forgets_prefixes = True  # a leader may not have carried it out
+        before, self.epoch, self.is_ending, self._sent_reset = self.epoch, epoch, False, False
         stay = before is not None and before.is_divided and epoch.is_divided and before.group_size == epoch.group_size
         self._ledger.begin(epoch.number, epoch.leaders if stay else [])
         share = -(-self.num_running // len(epoch.leaders))
@@ -120,10 +126,14 @@ class Dispatcher:
         for one in sorted(ledger.waiting(), key=lambda one: (not ledger.cached(one.id), -len(one.prompt))):
             self._assign(one, epoch, share)
         if self._forgets_prefixes:
-            self._forgets_prefixes = False
+            self._forgets_prefixes, self._sent_reset = False, True
             for rank in epoch.leaders:
                 self._send(rank, epoch, [ResetPrefixes()])
         return {rank: replace(epoch, running=self._ledger.running(rank)) for rank in epoch.leaders}, ended
+
+    def _ends_as_planned(self, epoch: Epoch) -> bool:
+        """Whether the leaders ended the epoch at hand on command. epoch: the next one, which has all its ranks then."""
+        return self.epoch is None or (self.is_ending and set(self.epoch.members) <= set(epoch.members))
 
     def left(self, rank: int, number: int, cached: Mapping[str, int]) -> None:
         """A rank has left an epoch. cached: how many tokens of each request have keys and values there."""

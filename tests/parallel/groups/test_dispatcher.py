@@ -62,8 +62,24 @@ def test_prefixes_are_forgotten_by_the_next_epoch_if_this_one_ends() -> None:
     del sent[:]
     dispatcher.begin(divided(2, 0, 1))
     assert sent == [(0, 2, ResetPrefixes()), (1, 2, ResetPrefixes())]
+    dispatcher.hand_out([Regroup()])
+    del sent[:]
     dispatcher.begin(Epoch(3, [0, 1]))
-    assert len(sent) == 2, "but only once"
+    assert not sent, "but only once"
+
+
+def test_prefixes_are_forgotten_again_if_a_rank_is_lost_meanwhile() -> None:
+    """A rank that is lost may have taken the command with it."""
+    dispatcher, sent = begun(Epoch(1, [0, 1, 2]))
+    dispatcher.hand_out([ResetPrefixes()])
+    for number, members in enumerate(([0, 1], [1]), 2):
+        del sent[:]
+        dispatcher.begin(Epoch(number, members))
+        assert sent == [(members[0], number, ResetPrefixes())]
+    dispatcher.hand_out([Regroup()])
+    del sent[:]
+    dispatcher.begin(Epoch(4, [1, 2]))
+    assert not sent
 
 
 def test_in_a_divided_epoch_each_rank_is_told_its_own() -> None:
