@@ -53,18 +53,18 @@ class Mixture:
     ends: dict[str, str] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
 
-    def take(self, progress: Output) -> None:
+    def take(self, output: Output) -> None:
         """Notes what a request has yielded."""
-        name = progress.request_id
-        self.texts[name] = self.texts.get(name, "") + progress.text
-        self.tokens.setdefault(name, []).extend(progress.tokens)
-        self.logprobs.setdefault(name, []).extend(progress.logprobs or [])
-        if progress.prompt_logprobs is not None:
+        name = output.request_id
+        self.texts[name] = self.texts.get(name, "") + output.text
+        self.tokens.setdefault(name, []).extend(output.tokens)
+        self.logprobs.setdefault(name, []).extend(output.logprobs or [])
+        if output.prompt_logprobs is not None:
             assert name not in self.prompt_logprobs
-            self.prompt_logprobs[name] = progress.prompt_logprobs
-        if progress.finish_reason:
-            self.ends[name] = progress.finish_reason
-            self.cached[name] = progress.stats.cached_tokens
+            self.prompt_logprobs[name] = output.prompt_logprobs
+        if output.finish_reason:
+            self.ends[name] = output.finish_reason
+            self.cached[name] = output.stats.cached_tokens
 
 
 def make_mixture(
@@ -115,11 +115,11 @@ def run_mixture(engine: Engine, mixture: Mixture, before_step: Callable[[int], N
             if refusal := engine.add_request(left.pop(0)[1]):
                 mixture.take(refusal)
         for name, at in mixture.cancelled.items():
-            if at == step and (progress := engine.abort(name)):
-                mixture.take(progress)
+            if at == step and (output := engine.abort(name)):
+                mixture.take(output)
         before_step(step)
-        for progress in engine.step() if not engine.is_idle else []:
-            mixture.take(progress)
+        for output in engine.step() if not engine.is_idle else []:
+            mixture.take(output)
         step += 1
     return mixture
 

@@ -193,7 +193,7 @@ def laps_of_texts(
     del device.laps[:-1]  # the last one is under way
     device.sweep = sweep
     while len(device.laps) < num_steps + 2:
-        if any(progress.finish_reason for progress in engine.step()):
+        if any(output.finish_reason for output in engine.step()):
             break
     assert len(device.laps) > 2, "a text ended before a step of it was measured"
     return device.laps[1:-1]

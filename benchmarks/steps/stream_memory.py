@@ -132,9 +132,9 @@ def serve(engine: Engine, requests: Sequence[Request]) -> Peaks:
         for request in waiting.pop() if engine.is_idle else ():
             if refusal := engine.add_request(request):
                 raise SystemExit(refusal.text)
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
-            preemptions += progress.engine.preemptions if progress.engine else 0
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
+            preemptions += output.engine.preemptions if output.engine else 0
         pages = max(pages, memory.num_used)
         cache_bytes = max(cache_bytes, engine.runner.cache_bytes)
         at_once = max(at_once, len(engine.scheduler.admitted()))

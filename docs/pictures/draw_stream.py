@@ -86,10 +86,10 @@ def stream(engine: Any, decode: Any) -> list[Run]:
     runs: list[Run] = []
     began = None
     messages = [{"role": "user", "content": QUESTION}]
-    for progress in engine.stream(messages, decode=decode, max_new_tokens=MAX_NEW_TOKENS, temperature=0.0):
+    for output in engine.stream(messages, decode=decode, max_new_tokens=MAX_NEW_TOKENS, temperature=0.0):
         now = time.process_time()
         began = now if began is None else began
-        runs.append(Run(progress.text, len(progress.tokens), now - began))
+        runs.append(Run(output.text, len(output.tokens), now - began))
     return runs
 
 

@@ -138,10 +138,10 @@ class Shown:
             case {"begin": str(prompt)}:
                 self._completion = Completion()
                 self._printer.begin(prompt)
-            case {"progress": dict(values)}:
-                progress = Output.from_dict(values)
-                self._completion.extend(progress)
-                self._printer.show(progress)
+            case {"output": dict(values)}:
+                output = Output.from_dict(values)
+                self._completion.extend(output)
+                self._printer.show(output)
             case {"end": dict(record)}:
                 self._end(record)
         if self._printer.error and not self._has_failed:

@@ -143,15 +143,15 @@ class Reservation:
 
     def _wait(self, ready_s: float, until_possible: bool) -> None:
         deadline = time.monotonic() + ready_s
-        told = False
+        has_said = False
         while not self._group.wait(LOOK_S):
             now = read_resources()
             if time.monotonic() > deadline and not (until_possible and self.demand.misfit(now.nodes) is None):
                 self.release()
                 raise ValueError(self.demand.shortage(now.nodes, now.free, ready_s))
-            if not told:
+            if not has_said:
                 log.info("waiting for resources: %s", self.demand)
-                told = True
+                has_said = True
 
     def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
         """The scheduling strategy that puts a task or an actor into the rank's bundle."""

@@ -124,7 +124,7 @@ class Relay:
         self._show({"begin": prompt})
 
     def show(self, output: Output) -> None:
-        self._show({"progress": output.to_dict()})
+        self._show({"output": output.to_dict()})
 
     def end(self, completion: Completion, record: dict[str, Any]) -> None:
         self._show({"end": record})

@@ -164,8 +164,8 @@ class Front:
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 more = [(b"x-request-id", request_id.encode())]
-                if told := scope["state"].get("warning"):
-                    more.append((b"warning", f'299 - "{told.replace(chr(34), chr(39))}"'.encode()))
+                if warning := scope["state"].get("warning"):
+                    more.append((b"warning", f'299 - "{warning.replace(chr(34), chr(39))}"'.encode()))
                 message = {**message, "headers": [*message.get("headers", []), *more]}
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}

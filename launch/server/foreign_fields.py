@@ -49,9 +49,9 @@ def remedy(name: str, known: Collection[str]) -> str:
 def warning(names: Iterable[str], known: Collection[str]) -> str:
     """One line, in ASCII, that tells a client which of its fields are ignored."""
     (*first,) = names
-    told = [_plain(name) + remedy(name, known) for name in first[:MOST_NAMES]]
+    named = [_plain(name) + remedy(name, known) for name in first[:MOST_NAMES]]
     more = [f"{len(first) - MOST_NAMES} more"] if len(first) > MOST_NAMES else []
-    return f"ignored fields: {', '.join([*told, *more])}"
+    return f"ignored fields: {', '.join([*named, *more])}"
 
 
 def _plain(name: str) -> str:

@@ -168,8 +168,8 @@ class Supervisor:
             send(link, messages.Commands(epoch.number, issued))
 
     def _emit_all(self, ended: list[Output]) -> None:
-        for progress in ended:
-            self._emit(progress)
+        for output in ended:
+            self._emit(output)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -278,7 +278,7 @@ class Supervisor:
                 return
             self._group.heard(rank, now)
             match message:
-                case messages.Progressed(number, outputs):
+                case messages.Outputs(number, outputs):
                     for one in outputs:
                         if output := self._dispatcher.new_part(rank, number, one):
                             self._emit(output)

@@ -271,31 +271,31 @@ def _repetitions(text: str) -> tuple[int, int]:
 
 def _why_not(part: dict[str, Any]) -> str:
     """Why xgrammar would not keep what this part says of a value; empty if it would."""
-    told = set(part) & KNOWN
-    if unknown := sorted(told & UNKNOWN):
+    keywords = set(part) & KNOWN
+    if unknown := sorted(keywords & UNKNOWN):
         return f"xgrammar does not keep {', '.join(unknown)}"
-    if "enum" in told or "const" in told:
+    if "enum" in keywords or "const" in keywords:
         values = part["enum"] if isinstance(part.get("enum"), list) else [part.get("const")]
         if "type" in part and not all(_has_type(value, _types(part)) for value in values):
             return "xgrammar does not compare the values of enum and const with the type"
-    elif "type" not in part and told and not {"properties", "items"} & told and told not in ALONE:
-        return f"xgrammar keeps {', '.join(sorted(told))} only where the type is given"
+    elif "type" not in part and keywords and not {"properties", "items"} & keywords and keywords not in ALONE:
+        return f"xgrammar keeps {', '.join(sorted(keywords))} only where the type is given"
     if len(part.get("allOf") or ()) > 1:
         return "xgrammar keeps only the first schema of allOf"
     if not isinstance(needed := part.get("required", []), list) or not isinstance(part.get("properties", {}), dict):
         return ""  # xgrammar itself says so
     if unnamed := [name for name in needed if name not in part.get("properties", {})]:
         return f"xgrammar keeps required only for what properties has, not for {json.dumps(unnamed[0])}"
-    if "type" in part and told & {"$ref", "anyOf", "allOf"}:
-        told.add("type")
-    elif told in ALONE:
+    if "type" in part and keywords & {"$ref", "anyOf", "allOf"}:
+        keywords.add("type")
+    elif keywords in ALONE:
         return ""
     for types in _types(part) or ("object", "array"):
         own = set().union(*OF_TYPE.get(types, ()))
-        if told & own and not any(told & own <= form for form in OF_TYPE[types]):
-            return f"xgrammar does not keep {', '.join(sorted(told & own))} together"
-    if mixed := told & set().union(*ALONE):
-        return f"xgrammar does not keep {', '.join(sorted(mixed))} together with {', '.join(sorted(told - mixed))}"
+        if keywords & own and not any(keywords & own <= form for form in OF_TYPE[types]):
+            return f"xgrammar does not keep {', '.join(sorted(keywords & own))} together"
+    if mixed := keywords & set().union(*ALONE):
+        return f"xgrammar does not keep {', '.join(sorted(mixed))} together with {', '.join(sorted(keywords - mixed))}"
     return ""
 
 

@@ -34,11 +34,11 @@ def dtype_name(dtype: torch.dtype | str | None) -> str:
 
 def why_no_gpu() -> str:
     """Why torch cannot use the GPU that is here; empty if it can, or if there is none."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if torch.cuda.is_available() or not told:
+        if torch.cuda.is_available() or not caught:
             return ""
-    reason = " ".join(str(told[0].message).split()).removeprefix("CUDA initialization: ")
+    reason = " ".join(str(caught[0].message).split()).removeprefix("CUDA initialization: ")
     if "driver" in reason and "too old" in reason:
         built = f"torch {torch.__version__}, which is built for CUDA {torch.version.cuda}"
         return (

@@ -205,11 +205,11 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Progressed:
+class Outputs:
     """What a step of an epoch added to its requests. Only the requests' leader sends it."""
 
     epoch: int
-    progress: list[Output]
+    outputs: list[Output]
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Leave:
     reason: str
 
 
-RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Progressed | KVChunk | HandedOver | Measured
+RankMessage = Hello | Ready | Alive | Joined | Left | Lost | Failed | Outputs | KVChunk | HandedOver | Measured
 FrontEndMessage = BeginEpoch | Commands | KVChunk | Leave
 
 _FROM_RANK: dict[str, type[RankMessage]] = {kind.__name__: kind for kind in get_args(RankMessage)}
@@ -276,8 +276,8 @@ def encode(message: RankMessage | FrontEndMessage) -> bytes:
     """The message's bytes."""
     values, body = vars(message), b""
     match message:
-        case Progressed(epoch, progress):
-            values = {"epoch": epoch, "progress": [one.to_dict() for one in progress]}
+        case Outputs(epoch, outputs):
+            values = {"epoch": epoch, "outputs": [one.to_dict() for one in outputs]}
         case BeginEpoch(epoch):
             values = {"epoch": epoch.to_dict()}
         case Commands(epoch, issued):
@@ -303,8 +303,8 @@ def _decode(data: bytes, kinds: dict[str, type[Any]]) -> Any:
     try:
         values = json.loads(head)
         kind = kinds[values.pop("type")]
-        if kind is Progressed:
-            values["progress"] = [Output.from_dict(one) for one in values["progress"]]
+        if kind is Outputs:
+            values["outputs"] = [Output.from_dict(one) for one in values["outputs"]]
         elif kind is BeginEpoch:
             values["epoch"] = Epoch.from_dict(values["epoch"])
         elif kind is Commands:

@@ -304,14 +304,14 @@ class Worker:
 
     def serve_in(self, epoch: Epoch, engine: Engine, channel: Channel, replayed: Iterable[Output] = ()) -> None:
         """Serves until a shutdown command. Raises EpochOver and RankLost."""
-        told = [*replayed]  # what has not been sent yet: a step is one message, however many requests share it
+        unsent = [*replayed]  # a step is one message, however many requests share it
 
         members = epoch.group_of(self.rank)  # traces number ranks by their places in the group
 
         def flush() -> None:
-            if told and channel.is_leader:
-                self.send(messages.Progressed(epoch.number, [_rename_ranks(members, output) for output in told]))
-            told.clear()
+            if unsent and channel.is_leader:
+                self.send(messages.Outputs(epoch.number, [_rename_ranks(members, output) for output in unsent]))
+            unsent.clear()
 
         moves = None
         if self.transfer and channel.num_ranks == 1:
@@ -319,7 +319,7 @@ class Worker:
         self.send(messages.Joined(epoch.number, engine.checkpoint.model.memory.num_pages))
         flush()
         try:
-            run_engine(engine, channel, self if channel.is_leader else None, told.append, flush, moves)
+            run_engine(engine, channel, self if channel.is_leader else None, unsent.append, flush, moves)
         finally:
             flush()
             self._moves = None

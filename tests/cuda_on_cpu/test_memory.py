@@ -54,8 +54,8 @@ def test_an_arena_that_is_too_small_for_all_changes_no_text(
         engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
         tokens[str(number)] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
     assert list(tokens.values()) == expected
     assert memory.allocator.num_free == 4
     assert bool(evicted) == one_by_one

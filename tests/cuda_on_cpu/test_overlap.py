@@ -144,14 +144,14 @@ def two(checkpoint: Checkpoint) -> Iterator[Engine]:
         engine.add_request(
             engine.request_builder.build(PROMPT, Auto(rows=8), SAMPLINGS["greedy"], stopping, request_id=name)
         )
-    assert [progress.request_id for progress in engine.step()] == ["a", "b"]
+    assert [output.request_id for output in engine.step()] == ["a", "b"]
     yield engine
 
 
 def finish(engine: Engine, name: str) -> list[int]:
     found = []
     while not engine.is_idle:
-        found += [token for progress in engine.step() for token in progress.tokens if progress.request_id == name]
+        found += [token for output in engine.step() for token in output.tokens if output.request_id == name]
     return found
 
 

@@ -35,8 +35,8 @@ def test_beside_another_request(
         stopping = Stopping(8, ignore_eos=True)
         engine.add_request(engine.request_builder.build(PROMPT, decode, sampling, stopping, request_id=name))
     while not engine.is_idle:
-        for progress in engine.step():
-            found[progress.request_id].extend(progress)
+        for output in engine.step():
+            found[output.request_id].extend(output)
     scored = found["scored"].prompt_logprobs
     assert scored is not None and [entry.token for entry in scored] == PROMPT[1:]
     for row, entry in enumerate(scored):

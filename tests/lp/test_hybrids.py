@@ -226,8 +226,8 @@ def serve(engine: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
         engine.add_request(engine.request_builder.build(prompt, kind, GREEDY, stopping, request_id=name))
         tokens[name] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
     return tokens
 
 
@@ -275,8 +275,8 @@ def test_several_texts_of_one_prompt_share_it(engine_of: EngineOf) -> None:
         engine.add_request(request)
     found: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     while not engine.is_idle:
-        for progress in engine.step():
-            found[progress.request_id] += progress.tokens
+        for output in engine.step():
+            found[output.request_id] += output.tokens
     assert all(tokens == alone for tokens in found.values())
 
 
@@ -318,5 +318,5 @@ def test_a_resumed_text_goes_on_from_fewer_tokens(any_engine_of: EngineOf) -> No
     (output,) = engine.resume(engine.runner, [(request, known[:4])], None)
     tokens = list(output.tokens)
     while not engine.is_idle:
-        tokens += [token for progress in engine.step() for token in progress.tokens]
+        tokens += [token for output in engine.step() for token in output.tokens]
     assert tokens == expected

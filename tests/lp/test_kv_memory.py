@@ -80,8 +80,8 @@ def run(engine: Engine, most_at_once: list[int] | None = None) -> dict[str, list
         engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
         if most_at_once is not None:
             most_at_once.append(engine.checkpoint.model.memory.num_used)
     return tokens
@@ -127,12 +127,12 @@ def test_a_request_that_ends_or_is_cancelled_frees_its_room(llama: Engine) -> No
         engine.add_request(
             engine.request_builder.build(PROMPTS[0], Autoregressive(), GREEDY, stopping, request_id=name)
         )
-    names = [{progress.request_id for progress in engine.step()} for _ in range(70)]
+    names = [{output.request_id for output in engine.step()} for _ in range(70)]
     assert all(some == {"first", "second"} for some in names[1:50]), "the first step feeds them"
     assert all(some == {"first"} for some in names[-10:]), "together they need four pages"
     assert engine.num_running == 2
     engine.abort("first")
-    assert {progress.request_id for _ in range(2) for progress in engine.step()} == {"second"}
+    assert {output.request_id for _ in range(2) for output in engine.step()} == {"second"}
     engine.abort("second")
     assert engine.is_idle and not engine.scheduler._running
 

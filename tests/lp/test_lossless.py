@@ -128,8 +128,8 @@ def test_each_source_of_auto_alone(temperature: float, source: str, llama: Engin
         completion = Completion()
         llama.add_request(request)
         while completion.finish_reason is None:
-            (progress,) = llama.step()
-            completion.extend(progress)
+            (output,) = llama.step()
+            completion.extend(output)
         assert completion.token_ids == expected
         accepted += completion.stats.accepted
     assert set(accepted) <= {source.removesuffix("_drafts")}
@@ -180,7 +180,7 @@ def test_an_end_of_sequence_inside_an_accepted_block(
     if architecture == "mistral":  # text beyond the reach of its sliding window can only be looked up
         prompt = generate_greedily(reference, prompt, 100) + prompt
     stream = engine.stream(prompt, decode=how, sampling=GREEDY, stopping=Stopping(100, ignore_eos=True))
-    blocks = [progress.tokens for progress in stream]
+    blocks = [output.tokens for output in stream]
     ends: list[int] = []
     known: set[int] = set()
     for block in blocks:
@@ -219,10 +219,10 @@ def test_requests_that_take_turns_do_not_disturb_each_other(llama: Engine, llama
     running = dict(enumerate(streams))
     while running:
         for number, stream in list(running.items()):
-            progress = next(stream, None)
-            if progress is None:
+            output = next(stream, None)
+            if output is None:
                 del running[number]
             else:
-                found[number] += progress.tokens
+                found[number] += output.tokens
     assert found == expected
     assert llama.is_idle

@@ -40,11 +40,11 @@ def request_of(engine: Engine, decode: DecodingMethod, sampling: Sampling, name:
 
 
 def finish(engine: Engine, name: str, done: Completion) -> Completion:
-    """Runs the engine until the request is complete, and adds its progress to `done`."""
+    """Runs the engine until the request is complete, and adds its output to `done`."""
     while done.finish_reason is None:
-        (progress,) = engine.step()
-        if progress.request_id == name:
-            done.extend(progress)
+        (output,) = engine.step()
+        if output.request_id == name:
+            done.extend(output)
     return done
 
 
@@ -54,10 +54,10 @@ def whole(engine: Engine, request: Request) -> Completion:
     return finish(engine, request.id, Completion())
 
 
-def completion_of(progress: Output) -> Completion:
+def completion_of(output: Output) -> Completion:
     """A completion that starts with what was replayed."""
     done = Completion()
-    done.extend(progress)
+    done.extend(output)
     return done
 
 
@@ -117,11 +117,11 @@ def test_requests_that_are_not_resumed_are_dropped_and_others_take_turns_as_list
     requests = {name: request_of(engine, Autoregressive(), GREEDY, name) for name in names}
     for request in requests.values():
         engine.add_request(request)
-    generated = {progress.request_id: progress.tokens for progress in engine.step()}
+    generated = {output.request_id: output.tokens for output in engine.step()}
     assert engine.generated() == generated
     engine.resume(engine.runner, [(requests[name], generated[name]) for name in ("c", "a")], None)
     assert sorted(engine.runner.states) == ["a", "c"]  # type: ignore[attr-defined]
-    assert [progress.request_id for _ in range(2) for progress in engine.step()] == ["c", "a", "c", "a"]
+    assert [output.request_id for _ in range(2) for output in engine.step()] == ["c", "a", "c", "a"]
     assert engine.resume(engine.runner, [], None) == [] and engine.is_idle
 
 
@@ -141,10 +141,10 @@ def test_progress_survives_json(engine: Engine) -> None:
     request = request_of(engine, Auto(rows=24), Sampling(temperature=0.0, seed=0, logprobs=2))
     engine.add_request(request)
     for _ in range(3):
-        (progress,) = engine.step()
-        told = Output.from_dict(progress.to_dict())
-        assert (told.tokens, told.text, told.logprobs) == (progress.tokens, progress.text, progress.logprobs)
-        assert told.stats.to_dict() == progress.stats.to_dict()
+        (output,) = engine.step()
+        told = Output.from_dict(output.to_dict())
+        assert (told.tokens, told.text, told.logprobs) == (output.tokens, output.text, output.logprobs)
+        assert told.stats.to_dict() == output.stats.to_dict()
 
 
 def test_statistics_before_and_after_add_up() -> None:

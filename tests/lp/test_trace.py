@@ -209,15 +209,15 @@ def test_requests_that_share_steps(llama: Engine) -> None:
             llama.add_request(later)
         if llama.is_idle:
             break
-        for progress in llama.step():
-            told[progress.request_id].append(progress)
-    assert all(progress.trace is None for name in ("plain", "later") for progress in told[name])
-    traces = [progress.trace for progress in told["traced"]]
+        for output in llama.step():
+            told[output.request_id].append(output)
+    assert all(output.trace is None for name in ("plain", "later") for output in told[name])
+    traces = [output.trace for output in told["traced"]]
     assert {2, 3} <= {trace.sequences for trace in traces if trace}
-    for progress in told["traced"]:
-        assert progress.trace and progress.trace.emitted == progress.tokens
-        check(progress.trace)
-        assert Output.from_dict(progress.to_dict()).trace == progress.trace
+    for output in told["traced"]:
+        assert output.trace and output.trace.emitted == output.tokens
+        check(output.trace)
+        assert Output.from_dict(output.to_dict()).trace == output.trace
     assert max(trace.rows for trace in traces if trace) > len(llama.request_builder.encode(PROMPT * 3))
 
 

@@ -165,13 +165,13 @@ def _run_group(
         begin, answering_s = time.thread_time(), runner.answering_s
         told = engine.step()
         host_s = time.thread_time() - begin - (runner.answering_s - answering_s)
-        if any(progress.finish_reason for progress in told):
+        if any(output.finish_reason for output in told):
             break
         if not is_first:
             step = runner.step
             speed = replace(
                 speed,
-                tokens=speed.tokens + sum(len(progress.tokens) for progress in told),
+                tokens=speed.tokens + sum(len(output.tokens) for output in told),
                 steps=speed.steps + 1,
                 rows=speed.rows + sum(load.rows for load in step.loads),
                 largest=speed.largest + max(load.rows for load in step.loads),

@@ -194,16 +194,16 @@ class StepTimesLearner:
     def _fit(self) -> None:
         """Computes the corrections anew."""
         self._num_new, number = 0, len(self._pairs)
-        more_NP, told_N = np.zeros((number, len(self._corrections))), np.zeros(number)
-        for place, (more, told) in enumerate(self._pairs):
+        more_NP, ratios_N = np.zeros((number, len(self._corrections))), np.zeros(number)
+        for place, (more, ratio) in enumerate(self._pairs):
             more_NP[place, list(more)] = [*more.values()]
-            told_N[place] = told
+            ratios_N[place] = ratio
         ages_N = KEPT ** np.arange(number - 1, -1, -1)
         corrections_P = np.array(self._corrections)
         for _ in range(ROUNDS):
-            off_N = np.abs(told_N - more_NP @ corrections_P)
+            off_N = np.abs(ratios_N - more_NP @ corrections_P)
             weighted_NP = more_NP * (ages_N * np.minimum(1, SPREAD / np.maximum(off_N, 1e-9)) / SPREAD**2)[:, None]
-            corrections_P = np.linalg.solve(weighted_NP.T @ more_NP + self._prior, weighted_NP.T @ told_N)
+            corrections_P = np.linalg.solve(weighted_NP.T @ more_NP + self._prior, weighted_NP.T @ ratios_N)
         self._corrections = corrections_P.tolist()
         self._host.fit()
         self.times = self._corrected()

@@ -128,8 +128,8 @@ def test_a_step_without_text_or_trace_has_a_chunk_where_steps_are_traced(
         body = CompletionBody.model_validate({**fields, "prompt": PROMPT})
         reply = CompletionReply(conversion.prepare(body, None, None), "a", names, checkpoint)
     assert [*reply.opening()] == [] or kind == "chat"
-    progress = Output(reply.prepared.requests[0].id, [5], "", None, None, Statistics())
-    found = [*reply.chunks(progress)]
+    output = Output(reply.prepared.requests[0].id, [5], "", None, None, Statistics())
+    found = [*reply.chunks(output)]
     assert len(found) == is_traced and all("lookahead" not in chunk for chunk in found)
 
 

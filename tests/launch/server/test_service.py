@@ -23,7 +23,7 @@ def request(name: str) -> Request:
     return Request(name, [1, 2], Autoregressive(), Sampling(temperature=0.0, seed=0), Stopping(8))
 
 
-def progress(name: str, reason: str | None = None) -> Output:
+def output_of(name: str, reason: str | None = None) -> Output:
     return Output(name, [3], "c", None, reason, Statistics())  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_hands_out_as_many_as_may_run_in_order_of_arrival():
             front.submit(request("e"))
         assert front.has_waiting() and submitted(front.take(0)) == ["a", "b"]
         assert not front.has_waiting() and front.take(0) == []
-        front.emit(progress("b", "stop"))
+        front.emit(output_of("b", "stop"))
         assert front.has_waiting() and submitted(front.take(0)) == ["c"]
         front.submit(request("e"))
         assert (front.num_running, front.num_waiting) == (2, 2)
@@ -56,7 +56,7 @@ def test_what_is_submitted_together_gets_a_turn_in_each_round():
         for name in "abcd":
             front.submit(request(name))
         while front.num_running:
-            front.emit(progress(found[-1], "stop"))
+            front.emit(output_of(found[-1], "stop"))
             found += submitted(front.take(0))
             if len(found) == 4:
                 front.submit(request("late"))
@@ -74,7 +74,7 @@ def test_no_stream_of_single_requests_starves_a_list():
             front.submit(request(f"{number} a"))
             if number < 6:
                 front.submit(request(f"{number} b"))
-            front.emit(progress(found[-1], "stop"))
+            front.emit(output_of(found[-1], "stop"))
             found += submitted(front.take(0))
         assert found.index("list 1") < 3 and found.index("list 2") < 9
 
@@ -95,7 +95,7 @@ def test_many_texts_take_at_most_as_many_places_as_may_run():
         assert (front.num_running, front.num_waiting) == (2, 8)
         many.close()
         for number in (0, 1):
-            front.emit(progress(f"list {number}", "cancelled"))
+            front.emit(output_of(f"list {number}", "cancelled"))
         assert submitted(front.take(0)) == ["a"] and front.num_waiting == 0
         for number in range(4):
             front.submit(request(f"d {number}"))
@@ -117,7 +117,7 @@ def test_cancelled_requests_leave_nothing_behind():
         assert front.num_waiting == 20 and len(front._turns) < 100
         found = ["runs"]
         while front.num_running:
-            front.emit(progress(found[-1], "stop"))
+            front.emit(output_of(found[-1], "stop"))
             found += submitted(front.take(0))
         assert sorted(found[1:]) == sorted(f"{number} {choice}" for number in range(0, 1000, 100) for choice in "ab")
 
@@ -134,7 +134,7 @@ def test_many_texts_are_taken_where_nothing_may_wait():
         while taken := submitted(front.take(0)):
             found += taken
             for name in taken:
-                front.emit(progress(name, "stop"))
+                front.emit(output_of(name, "stop"))
         assert len(found) == 9
         front.check_open()
 
@@ -146,9 +146,9 @@ def test_a_subscription_gives_what_is_emitted_and_ends():
         front = service()
         subscription = front.submit(request("a"))
         front.take(0)
-        front.emit(progress("a"))
-        front.emit(progress("unknown"))
-        front.emit(progress("a", "length"))
+        front.emit(output_of("a"))
+        front.emit(output_of("unknown"))
+        front.emit(output_of("a", "length"))
         assert [found.finish_reason async for found in subscription] == [None, "length"]
         assert [found async for found in subscription] == []
         subscription.close()
@@ -167,7 +167,7 @@ def test_cancel():
         running.close()
         running.close()
         assert front.take(0) == [Abort("a")] and front.num_running == 1
-        front.emit(progress("a", "cancelled"))
+        front.emit(output_of("a", "cancelled"))
         assert front.num_running == 0
         front.cancel("a")
         assert not front.has_waiting()
@@ -210,7 +210,7 @@ def test_a_request_that_has_ended_is_not_cancelled():
         subscription = front.submit(request("b"))
         front.take(0)
         subscription.close()
-        front.emit(progress("b", "stop"))
+        front.emit(output_of("b", "stop"))
         assert front.take(0) == []
 
     asyncio.run(scene())
@@ -225,9 +225,9 @@ def test_drain():
         with pytest.raises(ShuttingDown):
             front.submit(request("c"))
         assert front.take(0) == []
-        front.emit(progress("a", "stop"))
+        front.emit(output_of("a", "stop"))
         assert submitted(front.take(0)) == ["b"]
-        front.emit(progress("b", "stop"))
+        front.emit(output_of("b", "stop"))
         assert front.take(0) == [Shutdown()]
         assert [found.finish_reason async for found in first] == ["stop"] == [f.finish_reason async for f in second]
 
@@ -242,7 +242,7 @@ def test_drain_cancels_what_is_left_at_its_deadline():
         front.drain(within_s=0)
         assert front.has_waiting() and front.take(0) == [Abort("a")]
         assert not front.has_waiting() and front.take(0) == []  # once is enough, however long its step takes
-        front.emit(progress("a", "cancelled"))
+        front.emit(output_of("a", "cancelled"))
         assert front.take(0) == [Shutdown()]
         for subscription in (first, second):
             with pytest.raises(ShuttingDown):
@@ -287,5 +287,5 @@ def test_progress_for_a_closed_event_loop_is_dropped():
 
     asyncio.run(scene())
     front.take(0)
-    front.emit(progress("a", "stop"))
+    front.emit(output_of("a", "stop"))
     assert front.num_running == 0

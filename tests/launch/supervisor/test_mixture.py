@@ -42,11 +42,11 @@ class Client:
         self._running: set[str] = set()
         self.failure = ""
 
-    def emit(self, progress: Output) -> None:
+    def emit(self, output: Output) -> None:
         with self._changed:
-            self.mixture.take(progress)
-            if progress.finish_reason:
-                self._running.discard(progress.request_id)
+            self.mixture.take(output)
+            if output.finish_reason:
+                self._running.discard(output.request_id)
             self._changed.notify_all()
 
     def fail(self, reason: str) -> None:

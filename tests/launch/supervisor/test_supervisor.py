@@ -31,7 +31,7 @@ from parallel.groups.messages import (
     Hello,
     Joined,
     Leave,
-    Progressed,
+    Outputs,
     RankMessage,
     Ready,
     Shutdown,
@@ -68,9 +68,9 @@ def settings(model: Path, ranks: int = 1) -> RuntimeSettings:
 
 @contextmanager
 def running(supervisor: Supervisor, prompts: PromptQueue, emitted: list[Output]) -> Iterator[None]:
-    def emit(progress: Output) -> None:
-        emitted.append(progress)
-        prompts.emit(progress)
+    def emit(output: Output) -> None:
+        emitted.append(output)
+        prompts.emit(output)
 
     thread = threading.Thread(target=supervisor.run, args=(prompts, emit, lambda reason: None), daemon=True)
     thread.start()
@@ -117,16 +117,16 @@ def test_a_request_goes_to_the_leader_and_its_progress_comes_back(
         assert hear(link) == BeginEpoch(Epoch(1, [0], is_first=True, running=[RunningRequest(first, [])]))
         say(link, Joined(1, 64))
         link.send(b'{"type": "Goodbye"}')
-        say(link, Progressed(1, [end_of("a")]))
+        say(link, Outputs(1, [end_of("a")]))
         assert hear(link) == Commands(1, [AddRequest(second)])
         place = {"rank": 0, "host": "here", "pid": 17, "device": "cpu", "state": "serving"}
         assert place.items() <= supervisor.status()["ranks"][0].items()
         assert supervisor.request_builder.budget.num_pages == 64, "which only a rank that has its engine knows"
-        say(link, Progressed(1, [end_of("b")]))
+        say(link, Outputs(1, [end_of("b")]))
         assert hear(link) == Commands(1, [Shutdown()])
         link.close()
         on_exit(0, "it ended with exit code 0")
-    assert [(progress.request_id, progress.tokens) for progress in emitted] == [("a", [7]), ("b", [7])]
+    assert [(output.request_id, output.tokens) for output in emitted] == [("a", [7]), ("b", [7])]
     assert "rank 0 sent something that is not a message" in caplog.text
     assert encoded == ["a", "b"]
 
@@ -168,7 +168,7 @@ def test_the_end_waits_for_no_rank_that_cannot_hear_of_it(
         if not begun.epoch.running:  # the request came later
             given = hear(links[leader])
             assert isinstance(given, Commands) and isinstance(given.commands[0], AddRequest)
-        say(links[leader], Progressed(last, [end_of("a")]))
+        say(links[leader], Outputs(last, [end_of("a")]))
         assert hear(links[leader]) == Commands(last, [Shutdown()])
         if how == "lost":
             assert isinstance(hear(links[1 - leader]), BeginEpoch)

@@ -31,9 +31,9 @@ def test_requests_share_steps_and_do_not_disturb_each_other(llama: Engine) -> No
         stopping = Stopping(max_new_tokens=20)
         llama.add_request(llama.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
     while not llama.is_idle:
-        for progress in llama.step():
-            tokens.setdefault(progress.request_id, []).extend(progress.tokens)
-            order.append(progress.request_id)
+        for output in llama.step():
+            tokens.setdefault(output.request_id, []).extend(output.tokens)
+            order.append(output.request_id)
     assert order[:6] == ["0", "1", "2"] * 2
     assert [tokens[str(number)] for number in range(3)] == alone
 
@@ -73,14 +73,14 @@ def test_steps_of_several_requests_are_under_way_at_once(llama: Engine) -> None:
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_new_tokens=12)
         engine.add_request(engine.request_builder.build(prompt, Lookahead(), GREEDY, stopping, request_id=str(number)))
-    first = {progress.request_id: progress.tokens for progress in engine.step()}
+    first = {output.request_id: output.tokens for output in engine.step()}
     assert set(first) == {"2", "3"} and runner.under_way == ["0", "1"], "short prompts are fed first"
     assert engine.abort("1") and "1" in runner.states, "its step is in flight"
     assert engine.abort("3") and "3" not in runner.states and engine.num_running == 2
     tokens = {"0": [], "2": first["2"]}
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id].extend(progress.tokens)
+        for output in engine.step():
+            tokens[output.request_id].extend(output.tokens)
     assert tokens == {"0": alone[0], "2": alone[2]}
     assert runner.most == 4 and not runner.states
 

@@ -30,8 +30,8 @@ def test_every_answer_that_ends_is_valid(num_schemas: int, llama: Engine) -> Non
                 )
             )
         while not engine.is_idle:
-            for progress in engine.step():
-                answers[int(progress.request_id)].extend(progress)
+            for output in engine.step():
+                answers[int(output.request_id)].extend(output)
     ended = [number for number, answer in enumerate(answers) if answer.finish_reason == "stop"]
     assert {answer.finish_reason for answer in answers} <= {"stop", "length"}
     assert len(ended) > 0.8 * num_schemas

@@ -105,15 +105,15 @@ def test_beside_other_requests(llama: Engine) -> None:
         llama.add_request(request)
     found: dict[str, list[int]] = {}
     while not llama.is_idle:
-        for progress in llama.step():
-            found.setdefault(progress.request_id, []).extend(progress.tokens)
+        for output in llama.step():
+            found.setdefault(output.request_id, []).extend(output.tokens)
     assert list(found.values()) == alone
 
 
 def test_nothing_is_told_before_the_end(llama: Engine) -> None:
     stopping = Stopping(NUM_TOKENS, ignore_eos=True)
     *before, last = llama.stream(make_prompt(9), decode=Beam(3), sampling=Sampling.greedy(), stopping=stopping)
-    assert not any(progress.tokens or progress.text or progress.beams for progress in before)
+    assert not any(output.tokens or output.text or output.beams for output in before)
     assert last.finish_reason == "length" and len(last.tokens) == NUM_TOKENS and last.beams
     assert Output.from_dict(last.to_dict()).beams == last.beams
 

@@ -67,7 +67,7 @@ def test_samples_share_the_prompt(llama: Engine) -> None:
         llama.add_request(request)
         rows = 0
         while not llama.is_idle:
-            rows += sum(progress.engine.rows for progress in llama.step() if progress.engine)
+            rows += sum(output.engine.rows for output in llama.step() if output.engine)
         counts.append(rows)
     assert counts[0] < counts[1] + 3 * 8 < counts[1] + len(PROMPT)
 
@@ -97,8 +97,8 @@ def test_a_second_model_can_rank(
 def test_nothing_is_told_before_the_end(llama: Engine) -> None:
     *before, last = llama.stream(PROMPT, decode=BestOf(num_samples=3), max_new_tokens=NUM_TOKENS, **SAMPLED)
     assert len(before) > NUM_TOKENS / 2
-    assert not any(progress.tokens or progress.text or progress.beams for progress in before)
-    assert len({progress.request_id for progress in (*before, last)}) == 1
+    assert not any(output.tokens or output.text or output.beams for output in before)
+    assert len({output.request_id for output in (*before, last)}) == 1
     assert last.finish_reason and last.beams
     assert Output.from_dict(last.to_dict()).beams == last.beams
 
@@ -108,8 +108,8 @@ def test_cancelling_ends_all_samples(llama: Engine) -> None:
     llama.add_request(request)
     llama.step()
     assert llama.num_running == 3 and llama.generated() == {request.id: []}
-    progress = llama.abort(request.id)
-    assert progress and progress.finish_reason == "cancelled" and progress.request_id == request.id
+    output = llama.abort(request.id)
+    assert output and output.finish_reason == "cancelled" and output.request_id == request.id
     assert llama.is_idle and not llama.abort(request.id)
 
 

@@ -105,8 +105,8 @@ def test_beside_other_requests(engine: Engine) -> None:
     for request in requests:
         engine.add_request(request)
     while not engine.is_idle:
-        for progress in engine.step():
-            found[progress.request_id] += progress.tokens
+        for output in engine.step():
+            found[output.request_id] += output.tokens
     assert list(found.values()) == alone
     assert not engine.runner.second.states  # type: ignore[attr-defined]
 
@@ -119,8 +119,8 @@ def test_what_is_lost_is_computed_again(engine: Engine) -> None:
     engine.add_request(request)
     found: list[int] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            found += progress.tokens
+        for output in engine.step():
+            found += output.tokens
         for generation in engine.scheduler:
             if len(found) % 3 == 0:
                 engine.runner.drop(generation.sequence)

@@ -93,8 +93,8 @@ def run(engine: Engine, requests: dict[int, Request], cancelled: dict[int, str] 
             engine.add_request(requests[number])
         if number in (cancelled or {}):
             assert engine.abort((cancelled or {})[number]) is not None
-        for progress in [] if engine.is_idle else engine.step():
-            tokens.setdefault(progress.request_id, []).extend(progress.tokens)
+        for output in [] if engine.is_idle else engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.tokens)
     assert engine.is_idle
     return tokens
 

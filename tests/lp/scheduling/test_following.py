@@ -29,9 +29,9 @@ def run(engine: Engine, requests: list[Request]) -> tuple[list[Completion], int]
         assert engine.add_request(request) is None
     num_rows = 0
     while not engine.is_idle:
-        for progress in engine.step():
-            found[progress.request_id].extend(progress)
-            num_rows += progress.engine.rows if progress.engine else 0
+        for output in engine.step():
+            found[output.request_id].extend(output)
+            num_rows += output.engine.rows if output.engine else 0
     return list(found.values()), num_rows
 
 
@@ -96,9 +96,9 @@ def test_one_that_is_waited_for_may_be_cancelled(llama: Engine) -> None:
     assert engine.abort("0")
     found = Completion()
     while not engine.is_idle:
-        for progress in engine.step():
-            if progress.request_id == "1":
-                found.extend(progress)
+        for output in engine.step():
+            if output.request_id == "1":
+                found.extend(output)
     check([found], [second], llama)
 
 

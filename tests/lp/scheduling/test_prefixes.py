@@ -33,8 +33,8 @@ def ask(engine: Engine, prompt: list[int], owner: str | None = None, **settings:
     assert engine.add_request(request) is None
     completion = Completion()
     while not engine.is_idle:
-        for progress in engine.step():
-            completion.extend(progress)
+        for output in engine.step():
+            completion.extend(output)
     return completion
 
 

@@ -105,9 +105,9 @@ def run(engine: Engine, requests: list[Request]) -> dict[str, Completion]:
     for request in requests:
         assert engine.add_request(request) is None
     while not engine.is_idle:
-        for progress in engine.step():
-            if progress.request_id in found:
-                found[progress.request_id].extend(progress)
+        for output in engine.step():
+            if output.request_id in found:
+                found[output.request_id].extend(output)
     return found
 
 
@@ -152,14 +152,14 @@ def test_a_request_that_is_resumed_before_its_first_token_is_scored_anew(llama: 
     engine.resume(engine.runner, [(request, [])], None)
     found = Completion()
     while not engine.is_idle:
-        for progress in engine.step():
-            found.extend(progress)
+        for output in engine.step():
+            found.extend(output)
     check(found.prompt_logprobs, expected, num_top=1)
     tokens = found.token_ids
     engine.resume(engine.runner, [(request, tokens[:2])], None)
-    later = [progress for _ in range(3) if not engine.is_idle for progress in engine.step()]
-    assert [token for progress in later for token in progress.tokens] == tokens[2:]
-    assert all(progress.prompt_logprobs is None for progress in later)
+    later = [output for _ in range(3) if not engine.is_idle for output in engine.step()]
+    assert [token for output in later for token in output.tokens] == tokens[2:]
+    assert all(output.prompt_logprobs is None for output in later)
 
 
 def test_an_answer_that_is_not_a_number_ends_the_request(llama: Engine, monkeypatch):
@@ -173,5 +173,5 @@ def test_an_answer_that_is_not_a_number_ends_the_request(llama: Engine, monkeypa
 
 def test_progress_travels_as_json(llama: Engine):
     scored = [TokenLogprob(5, -1.5, [(5, -1.5), (6, -2.0)])]
-    progress = Output("a", [1], "x", None, None, llama.generate([5], max_new_tokens=1).stats, None, scored)
-    assert Output.from_dict(progress.to_dict()).prompt_logprobs == scored
+    output = Output("a", [1], "x", None, None, llama.generate([5], max_new_tokens=1).stats, None, scored)
+    assert Output.from_dict(output.to_dict()).prompt_logprobs == scored

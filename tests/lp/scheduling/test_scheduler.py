@@ -248,8 +248,8 @@ def test_steps_of_one_batch_give_the_tokens_of_each_by_itself(llama: Engine) -> 
     while not engine.is_idle:
         batch = engine.step()
         sizes.append(len(batch))
-        for progress in batch:
-            tokens[progress.request_id] += progress.tokens
+        for output in batch:
+            tokens[output.request_id] += output.tokens
     assert tokens == alone
     assert sizes[0] == len(PROMPTS) and sizes == sorted(sizes, reverse=True)
 
@@ -260,4 +260,4 @@ def test_one_of_a_batch_can_be_cancelled(llama: Engine) -> None:
     engine.step()
     ended = engine.abort("1")
     assert ended is not None and ended.finish_reason == "cancelled" and engine.abort("1") is None
-    assert {progress.request_id for progress in engine.step()} == {"0", "2"}
+    assert {output.request_id for output in engine.step()} == {"0", "2"}

@@ -103,7 +103,7 @@ def serve(engine: Engine, exchange: Recorded, commands: list[Command]) -> list[O
 def test_a_single_rank_encodes_nothing(llama: Engine, encoded: list[str]) -> None:
     exchange = Recorded(num_ranks=1)
     emitted = serve(llama, exchange, [AddRequest(request())])
-    assert sum(len(progress.tokens) for progress in emitted) == NUM_TOKENS
+    assert sum(len(output.tokens) for output in emitted) == NUM_TOKENS
     assert encoded == [] and exchange.sent == []
 
 

@@ -39,7 +39,7 @@ def test_the_leader_is_told_all() -> None:
     assert [rank for rank, _, _ in sent] == [2] * 4
     told_by_rank, ended = dispatcher.begin(Epoch(2, [0, 2]))
     assert list(told_by_rank) == [0] and names(told_by_rank[0]) == ["b"]
-    assert [progress.request_id for progress in ended] == ["a"], "whose end no rank has told"
+    assert [output.request_id for output in ended] == ["a"], "whose end no rank has told"
 
 
 def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
@@ -49,7 +49,7 @@ def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
     dispatcher.hand_out([submit("b"), submit("c"), Abort("a"), Abort("c")])
     assert sent == [(0, 1, Abort("a"))]
     shares, ended = dispatcher.begin(divided(2, 0, 1))
-    assert [progress.request_id for progress in ended] == ["a", "c"]
+    assert [output.request_id for output in ended] == ["a", "c"]
     assert names(shares[0]) + names(shares[1]) == ["b"]
     dispatcher.hand_out([submit("d")])
     assert [command.request.id for _, _, command in sent[1:] if isinstance(command, AddRequest)] == ["d"]
@@ -147,6 +147,6 @@ def test_without_an_epoch_requests_wait_and_cancelled_ones_end() -> None:
     dispatcher, sent = begun(Epoch(1, [0]))
     dispatcher.drop_all()
     ended = dispatcher.hand_out([submit("a"), submit("b"), Abort("a")])
-    assert [progress.request_id for progress in ended] == ["a"] and sent == []
+    assert [output.request_id for output in ended] == ["a"] and sent == []
     shares, _ = dispatcher.begin(Epoch(2, [1]))
     assert names(shares[1]) == ["b"]

@@ -89,13 +89,13 @@ def lose(mesh: Mesh, channel: Channel, folder: str, kills: list[Kill]) -> Tokens
         try:
             with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lost.is_set) as joint:
                 runner = share_steps(alone, joint, has_draft=True)
-                for progress in resume(engine, runner, joint, epoch, None):
-                    tokens[progress.request_id] = progress.tokens
+                for output in resume(engine, runner, joint, epoch, None):
+                    tokens[output.request_id] = output.tokens
                 while not engine.is_idle:
                     traces = list[StepTrace]()
-                    for progress in engine.step():
-                        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
-                        traces += [progress.trace] if progress.trace else []
+                    for output in engine.step():
+                        tokens[output.request_id] = tokens[output.request_id] + output.tokens
+                        traces += [output.trace] if output.trace else []
                     num_steps += 1
                     if kill and victim is None and num_steps >= LEAST_STEPS and traces and traces[0].drafting:
                         victim = members[victim_of(traces[0], kill)]
@@ -133,6 +133,6 @@ def test_the_tokens_are_those_of_plain_decoding(kills: list[Kill], checkpoint_fo
         engine.add_request(request)
         expected[request.id] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            expected[progress.request_id] += progress.tokens
+        for output in engine.step():
+            expected[output.request_id] += output.tokens
     assert [outcome.result for outcome in outcomes if outcome.exit_code == 0] == [expected]

@@ -70,15 +70,15 @@ def lose_one(mesh: Mesh, channel, exchange: str, folder: str, victim: int, num_s
         try:
             with joined(epoch, mesh.rank, mesh, settings_of(exchange), store, is_over) as channel:
                 runner = LookaheadParallel(alone, channel) if channel.num_ranks > 1 else alone
-                for progress in resume(engine, runner, channel, epoch, TIMES):
-                    tokens[progress.request_id] = progress.tokens
+                for output in resume(engine, runner, channel, epoch, TIMES):
+                    tokens[output.request_id] = output.tokens
                 for number in range(10_000):
                     if engine.is_idle:
                         return tokens
                     if mesh.rank == victim and number == num_steps:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    for progress in engine.step():
-                        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+                    for output in engine.step():
+                        tokens[output.request_id] = tokens[output.request_id] + output.tokens
         except RankLost:
             lost.set()
 
@@ -99,8 +99,8 @@ def check_survivors(
         alone.add_request(request)
         expected[request.id] = []
     while not alone.is_idle:
-        for progress in alone.step():
-            expected[progress.request_id] += progress.tokens
+        for output in alone.step():
+            expected[output.request_id] += output.tokens
     arguments = (exchange, folder, victim, num_steps, kinds)
     outcomes = run_ranks_to_end(lose_one, num_ranks, *arguments, exchange=exchange, doomed=(victim,))
     for rank, outcome in enumerate(outcomes):

@@ -57,8 +57,8 @@ def lose_one(mesh: Mesh, channel, folder: str, victim: int, num_steps: int, mode
             with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, is_over) as joint:
                 runner = share_steps(alone, joint, mode)
                 assert isinstance(runner, LookaheadParallel)
-                for progress in resume(engine, runner, joint, epoch, None):
-                    tokens[progress.request_id] = progress.tokens
+                for output in resume(engine, runner, joint, epoch, None):
+                    tokens[output.request_id] = output.tokens
                 prompts = {request.id: request.prompt for request in requests}
                 own = {name: alone.num_cached(name, prompts[name] + more) for name, more in engine.generated().items()}
                 views.append(({name: list(known.numbers) for name, known in runner._known.items()}, own))
@@ -69,8 +69,8 @@ def lose_one(mesh: Mesh, channel, folder: str, victim: int, num_steps: int, mode
                         if mesh.rank == victim:
                             os.kill(os.getpid(), signal.SIGKILL)
                         raise RankLost("it was killed", (victim,))
-                    for progress in engine.step():
-                        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+                    for output in engine.step():
+                        tokens[output.request_id] = tokens[output.request_id] + output.tokens
         except RankLost:
             lost.set()
 
@@ -94,8 +94,8 @@ def test_many_requests_outlive_a_rank(
         engine.add_request(request)
         expected[request.id] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            expected[progress.request_id] += progress.tokens
+        for output in engine.step():
+            expected[output.request_id] += output.tokens
     arguments = (str(checkpoint_folder("llama")), victim, num_steps, mode, in_step)
     outcomes = run_ranks_to_end(lose_one, 3, *arguments, doomed=(victim,), limit_s=240)
     survivors = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]

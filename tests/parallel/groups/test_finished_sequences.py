@@ -33,8 +33,8 @@ def ask(engine: Engine, name: str, beginning: str, tail: list[int]) -> tuple[lis
     tokens: list[int] = []
     cached = 0
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens, cached = tokens + progress.tokens, progress.stats.cached_tokens
+        for output in engine.step():
+            tokens, cached = tokens + output.tokens, output.stats.cached_tokens
     return tokens, cached
 
 
@@ -123,7 +123,7 @@ def sampled(engine: Engine) -> Request:
 def tokens_of(engine: Engine) -> list[int]:
     tokens: list[int] = []
     while not engine.is_idle:
-        tokens += [token for progress in engine.step() for token in progress.tokens]
+        tokens += [token for output in engine.step() for token in output.tokens]
     return tokens
 
 

@@ -35,8 +35,8 @@ def requests_of(engine: Engine) -> list[Request]:
 
 
 def step(engine: Engine, tokens: Tokens) -> None:
-    for progress in engine.step():
-        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+    for output in engine.step():
+        tokens[output.request_id] = tokens[output.request_id] + output.tokens
 
 
 def divide(mesh: Mesh, channel: Channel, folder: str, mode: Mode) -> tuple[dict[str, int], list[int], Tokens]:
@@ -55,8 +55,8 @@ def divide(mesh: Mesh, channel: Channel, folder: str, mode: Mode) -> tuple[dict[
         epoch = Epoch(number, [0, 1], group_size=1 if is_divided else 2)
         epoch.running = [RunningRequest(request, tokens[request.id]) for request in own]
         with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
-            for progress in resume(engine, share_steps(alone, joint, mode), joint, epoch, None):
-                tokens[progress.request_id] = progress.tokens
+            for output in resume(engine, share_steps(alone, joint, mode), joint, epoch, None):
+                tokens[output.request_id] = output.tokens
             missing += [one.num_uncomputed for one in engine.scheduler]
             while min(len(tokens[request.id]) for request in own) < 10 * number:
                 step(engine, tokens)
@@ -105,8 +105,8 @@ def change_size(mesh: Mesh, channel: Channel, folder: str) -> tuple[Tokens, list
         epoch.running = [RunningRequest(request, tokens[request.id]) for request in own]
         with joined(epoch, mesh.rank, mesh, settings_of("shm"), store, lambda: False) as joint:
             assert joint.num_ranks == size
-            for progress in resume(engine, share_steps(alone, joint, Mode.auto), joint, epoch, None):
-                tokens[progress.request_id] = progress.tokens
+            for output in resume(engine, share_steps(alone, joint, Mode.auto), joint, epoch, None):
+                tokens[output.request_id] = output.tokens
             missing.append([one.num_uncomputed for one in engine.scheduler])
             while min(len(tokens[request.id]) for request in own) < 8 * number:
                 step(engine, tokens)

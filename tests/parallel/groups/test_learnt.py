@@ -44,8 +44,8 @@ def divide_and_meet(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[lis
             resume(engine, share_steps(alone, joint), joint, epoch, None)
             found.append(probabilities(engine))
             while not engine.is_idle:
-                for progress in engine.step():
-                    tokens += progress.tokens if epoch.number == 2 else []
+                for output in engine.step():
+                    tokens += output.tokens if epoch.number == 2 else []
             found.append(probabilities(engine))
     return found, tokens
 

@@ -48,9 +48,9 @@ def begin(ledger: Ledger, epoch: int, leader: int = 0) -> list[RunningRequest]:
 
 def test_what_one_leader_tells_is_delivered_as_it_is() -> None:
     ledger = begun("a")
-    for progress in (told("a", [5], "x"), told("a", [6, 7], ""), told("a", [8], "yz", "length")):
-        delivered = ledger.new_part(0, 1, progress)
-        assert delivered and (delivered.tokens, delivered.text) == (progress.tokens, progress.text)
+    for output in (told("a", [5], "x"), told("a", [6, 7], ""), told("a", [8], "yz", "length")):
+        delivered = ledger.new_part(0, 1, output)
+        assert delivered and (delivered.tokens, delivered.text) == (output.tokens, output.text)
     assert begin(ledger, 2) == []
 
 
@@ -115,11 +115,11 @@ def test_steps_that_no_rank_has_told_come_together_without_a_trace(num_told: int
     found.append(ledger.new_part(0, 2, told("a", *joined(steps[:num_replayed]))))
     found += [ledger.new_part(0, 2, traced(*step, number)) for number, step in enumerate(steps[num_replayed:], 1)]
 
-    delivered = [progress for progress in found if progress]
-    untold = [(progress.tokens, progress.text) for progress in delivered if not progress.trace]
+    delivered = [output for output in found if output]
+    untold = [(output.tokens, output.text) for output in delivered if not output.trace]
     assert untold == ([joined(steps[num_told:num_known])] if num_known > num_told else [])
-    assert joined((progress.tokens, progress.text) for progress in delivered) == joined(steps)
-    traces = [progress.trace for progress in delivered if progress.trace]
+    assert joined((output.tokens, output.text) for output in delivered) == joined(steps)
+    traces = [output.trace for output in delivered if output.trace]
     assert [trace.emitted for trace in traces] == [step[0] for step in (*steps[:num_told], *steps[num_replayed:])]
     assert [trace.step for trace in traces] == [*range(len(traces))]
 

@@ -30,7 +30,7 @@ from parallel.groups.messages import (
     Left,
     Lost,
     Measured,
-    Progressed,
+    Outputs,
     RankMessage,
     Ready,
     Shutdown,
@@ -38,7 +38,7 @@ from parallel.groups.messages import (
 from parallel.groups.worker import Fenced, Worker
 
 REQUEST = Request("a", [5, 9], Autoregressive(), Sampling(seed=1, logit_bias={3: 1.0}), Stopping(8, ["ü\n"]))
-PROGRESS = Output("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
+OUTPUT = Output("a", [7], "ü", [TokenLogprob(7, -0.5, [(7, -0.5)])], None, Statistics(submitted_at=0.0))
 
 FROM_RANK: list[RankMessage] = [
     Hello(3, "host", 17),
@@ -65,9 +65,9 @@ def test_what_a_rank_says_is_read_back(message: RankMessage) -> None:
 
 
 def test_progress_is_read_back() -> None:
-    read = messages.from_rank(messages.encode(Progressed(2, [PROGRESS, PROGRESS])))
-    assert isinstance(read, Progressed) and read.epoch == 2
-    assert [one.to_dict() for one in read.progress] == [PROGRESS.to_dict()] * 2
+    read = messages.from_rank(messages.encode(Outputs(2, [OUTPUT, OUTPUT])))
+    assert isinstance(read, Outputs) and read.epoch == 2
+    assert [one.to_dict() for one in read.outputs] == [OUTPUT.to_dict()] * 2
 
 
 @pytest.mark.parametrize("message", FROM_FRONT_END, ids=range(len(FROM_FRONT_END)))
@@ -84,8 +84,8 @@ BAD = {
     "missing value": b'{"type": "Ready"}',
     "unknown value": b'{"type": "Alive", "rank": 1}',
     "value of the wrong type": b'{"type": "Joined", "epoch": "1"}',
-    "progress that is none": b'{"type": "Progressed", "epoch": 1, "progress": [{"tokens": 3}]}',
-    "progress that is no list": b'{"type": "Progressed", "epoch": 1, "progress": 3}',
+    "outputs that are none": b'{"type": "Outputs", "epoch": 1, "outputs": [{"tokens": 3}]}',
+    "outputs that are no list": b'{"type": "Outputs", "epoch": 1, "outputs": 3}',
     "a front end's message": b'{"type": "Leave", "reason": "x"}',
     "not UTF-8": b"\xff\xfe",
 }

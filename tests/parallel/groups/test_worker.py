@@ -33,8 +33,8 @@ class Script:
             due.append(self.commands.pop(0)[1])
         return due or ([Shutdown()] if wait_s else [])
 
-    def emit(self, progress: Output) -> None:
-        self.emitted.append(progress)
+    def emit(self, output: Output) -> None:
+        self.emitted.append(output)
 
 
 def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int]], dict[str, str]]:
@@ -59,10 +59,10 @@ def serve(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, list[int
     run_engine(engine, channel, inbox, script.emit if inbox else record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
-    for progress in (script if inbox else record).emitted:
-        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
-        if progress.finish_reason:
-            endings[progress.request_id] = progress.finish_reason
+    for output in (script if inbox else record).emitted:
+        tokens.setdefault(output.request_id, []).extend(output.tokens)
+        if output.finish_reason:
+            endings[output.request_id] = output.finish_reason
     return tokens, endings
 
 

@@ -53,13 +53,13 @@ def decoded(engine: Engine) -> Found:
         for request in together:
             assert engine.add_request(request) is None
         while not engine.is_idle:
-            for progress in engine.step():
-                if progress.finish_reason and progress.beams:
-                    found[progress.request_id] = progress.tokens, [one.token_ids for one in progress.beams.texts]
-                elif not progress.beams and progress.tokens:
-                    before = found.get(progress.request_id, ([], []))[0]
+            for output in engine.step():
+                if output.finish_reason and output.beams:
+                    found[output.request_id] = output.tokens, [one.token_ids for one in output.beams.texts]
+                elif not output.beams and output.tokens:
+                    before = found.get(output.request_id, ([], []))[0]
                     before = [] if len(before) == 12 else before
-                    found[progress.request_id] = [*before, *progress.tokens], []
+                    found[output.request_id] = [*before, *output.tokens], []
     return [found[request.id] for request in requests]
 
 

@@ -52,8 +52,8 @@ def decode_all(engine: Engine) -> Found:
         own = replace(sampling, seed=number)
         engine.add_request(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
     while not engine.is_idle:
-        for progress in engine.step():
-            done[progress.request_id].extend(progress)
+        for output in engine.step():
+            done[output.request_id].extend(output)
     return [(one.token_ids, one.stats.steps) for one in (*found, *done.values())]
 
 

@@ -48,9 +48,9 @@ def decode(engine: Engine) -> Found:
             engine.add_request(request)
             texts[request.id] = []
     while not engine.is_idle:
-        for progress in engine.step():
-            texts[progress.request_id] += progress.tokens
-            accepted[progress.request_id] = progress.stats.accepted["heads"]
+        for output in engine.step():
+            texts[output.request_id] += output.tokens
+            accepted[output.request_id] = output.stats.accepted["heads"]
     return list(texts.values()), sum(accepted.values()), lossy_text(engine)
 
 

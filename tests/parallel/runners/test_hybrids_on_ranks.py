@@ -123,7 +123,7 @@ def go_on(engine: Engine, prompt: list[int]) -> list[int]:
     (output,) = engine.resume(engine.runner, [(request, known[:4])], None)
     tokens = list(output.tokens)
     while not engine.is_idle:
-        tokens += [token for progress in engine.step() for token in progress.tokens]
+        tokens += [token for output in engine.step() for token in output.tokens]
     return tokens
 
 

@@ -32,8 +32,8 @@ def serve(engine: Engine) -> dict[str, list[int]]:
         engine.add_request(engine.request_builder.build(prompt, decode, GREEDY, stopping, request_id=str(number)))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
     return tokens
 
 

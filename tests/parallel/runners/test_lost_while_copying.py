@@ -101,16 +101,16 @@ def outlive_a_copy(mesh: Mesh, channel: Channel, folder: str, victim: int) -> li
                 runner = share_steps(alone, joint, Mode.auto)
                 assert isinstance(runner, LookaheadParallel) and runner.copying is not None
                 runner.sharing = InTurn()
-                for progress in resume(engine, runner, joint, epoch, None):
-                    tokens[progress.request_id] = progress.tokens
+                for output in resume(engine, runner, joint, epoch, None):
+                    tokens[output.request_id] = output.tokens
                 if epoch.number == 2:
                     held = [max(runner._known[request.id].numbers) for request in requests]
                     assert min(held) > 0 and is_lost[0], "what the first rank had is not lost"
                 elif mesh.rank == victim:
                     _end_after(runner, 9)
                 while not engine.is_idle:
-                    for progress in engine.step():
-                        tokens[progress.request_id] = tokens[progress.request_id] + progress.tokens
+                    for output in engine.step():
+                        tokens[output.request_id] = tokens[output.request_id] + output.tokens
                 assert runner.copying.num_tokens > 0
                 return [tokens[request.id] for request in requests]
         except RankLost:

@@ -42,8 +42,8 @@ def decode_all(engine: Engine) -> Found:
         own = replace(sampling, seed=number)
         engine.add_request(engine.request_builder.build(prompt, decode, own, STOPPING, f"{number}"))
     while not engine.is_idle:
-        for progress in engine.step():
-            done[progress.request_id].extend(progress)
+        for output in engine.step():
+            done[output.request_id].extend(output)
     return [*found, *(completion.token_ids for completion in done.values())]
 
 
@@ -64,9 +64,9 @@ def go_on(mesh: Mesh, channel: Channel, folder: str, num_known: int, expected: F
         completion = Completion()
         completion.extend(replayed)
         while completion.finish_reason is None:
-            for progress in engine.step():
-                completion.extend(progress)
-                num_right += progress.stats.accepted["draft_model"] if progress.finish_reason else 0
+            for output in engine.step():
+                completion.extend(output)
+                num_right += output.stats.accepted["draft_model"] if output.finish_reason else 0
         done.append(completion.token_ids)
     return done, num_right
 

@@ -200,8 +200,8 @@ def serve_five(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str, lis
     for name in tokens:
         engine.add_request(request(engine, name))
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
         in_flight = any("1" in batch for batch in runner.under_way)
         if in_flight and len(tokens["1"]) >= 3 and "1" in engine.generated():
             assert engine.abort("1") and engine.abort("1") is None
@@ -289,10 +289,10 @@ def serve_commands(mesh: Mesh, channel: Channel, folder: str) -> tuple[dict[str,
     run_engine(engine, channel, inbox, record.emit)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str] = {}
-    for progress in record.emitted:
-        tokens.setdefault(progress.request_id, []).extend(progress.tokens)
-        if progress.finish_reason:
-            endings[progress.request_id] = progress.finish_reason
+    for output in record.emitted:
+        tokens.setdefault(output.request_id, []).extend(output.tokens)
+        if output.finish_reason:
+            endings[output.request_id] = output.finish_reason
     return tokens, endings
 
 

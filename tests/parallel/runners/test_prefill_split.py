@@ -120,11 +120,11 @@ def generate(mesh: Mesh, channel: Channel, folder: str) -> tuple[list[list[int]]
         engine.add_request(request)
         tokens[request.id] = []
         for _ in range(8 if number == 0 else 2):
-            for progress in engine.step():
-                tokens[progress.request_id] += progress.tokens
+            for output in engine.step():
+                tokens[output.request_id] += output.tokens
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
     return list(tokens.values()), len(recorded.splits)
 
 

@@ -58,8 +58,8 @@ def together(mesh: Mesh, channel: Channel, folder: str, methods: Sequence[Decodi
             )
         )  # fmt: skip
     while not engine.is_idle:
-        for progress in engine.step():
-            done[int(progress.request_id)].extend(progress)
+        for output in engine.step():
+            done[int(output.request_id)].extend(output)
     return [told_of(one) for one in done]
 
 

@@ -45,9 +45,9 @@ def serve(engine: Engine) -> tuple[dict[str, list[int]], int, int]:
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(PROMPTS))}
     most = num_preempted = 0
     while not engine.is_idle:
-        for progress in engine.step():
-            tokens[progress.request_id] += progress.tokens
-            num_preempted += progress.engine.preemptions if progress.engine else 0
+        for output in engine.step():
+            tokens[output.request_id] += output.tokens
+            num_preempted += output.engine.preemptions if output.engine else 0
         most = max(most, len(engine.scheduler.admitted()))
     assert engine.runner.cache_bytes == 0
     return tokens, most, num_preempted

@@ -97,8 +97,8 @@ def run_all(
         own = replace(sampling, seed=first_seed + number)
         engine.add_request(engine.request_builder.build(prompt, decode, own, stopping, f"{number}"))
     while not engine.is_idle:
-        for progress in engine.step():
-            done[progress.request_id].extend(progress)
+        for output in engine.step():
+            done[output.request_id].extend(output)
     return [completion.token_ids for completion in done.values()]
 
 
@@ -179,8 +179,8 @@ def test_a_request_is_resumed(decode: DraftModel, sampling: Sampling, drafting: 
         done = Completion()
         done.extend(replayed)
         while done.finish_reason is None:
-            (progress,) = engine.step()
-            done.extend(progress)
+            (output,) = engine.step()
+            done.extend(output)
         is_exact = decode.verify == "exact" or not sampling.temperature
         assert (done.token_ids == expected) if is_exact else done.token_ids[:num_known] == expected[:num_known]
 

@@ -194,8 +194,8 @@ def test_a_request_is_taken_over(sampling: Sampling, drafting: EngineOf) -> None
         done = Completion()
         done.extend(replayed)
         while done.finish_reason is None:
-            (progress,) = engine.step()
-            done.extend(progress)
+            (output,) = engine.step()
+            done.extend(output)
         assert done.token_ids == expected
 
 

@@ -140,8 +140,8 @@ def run(engine: Engine, requests: list[Request]) -> dict[str, Completion]:
     for request in requests:
         engine.add_request(request)
     while not engine.is_idle:
-        for progress in engine.step():
-            found[progress.request_id].extend(progress)
+        for output in engine.step():
+            found[output.request_id].extend(output)
     return found
 
 
@@ -156,8 +156,8 @@ def test_a_request_goes_on_from_its_tokens(engine: Engine, llama_reference: PreT
         completion = Completion()
         completion.extend(replayed)
         while not completion.finish_reason:
-            for progress in engine.step():
-                completion.extend(progress)
+            for output in engine.step():
+                completion.extend(output)
         assert completion.token_ids == expected
 
 
