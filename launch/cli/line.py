@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from launch.cli.programs import OPTIONS, PROGRAMS, Option, Program, models, tasks_of
-from launch.config.reference import RENAMED, choices_of, settings_of
+from launch.config.reference import RENAMED, choices_of, nearest, settings_of
 
 _SETTING = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/:-]*)(?P<equals>=)?(?P<value>.*)", re.DOTALL)
 # Values in which Hydra's grammar has a meaning of its own; they are not compared with names.
@@ -153,13 +153,13 @@ def _name(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The command's name, of one word or two, and the words after it. Raises LineError."""
     first = {name.split()[0] for name in PROGRAMS}
     if words[0] not in first:
-        raise LineError(f"there is no command {words[0]!r}{_nearest(words[0], first)} (lookahead --help)")
+        raise LineError(f"there is no command {words[0]!r}{nearest(words[0], first)} (lookahead --help)")
     if words[0] in PROGRAMS:
         return words[0], words[1:]
     tasks = tasks_of(words[0])
     task = words[1] if len(words) > 1 else ""
     if task not in tasks:
-        message = f"there is no {words[0]} {task!r}{_nearest(task, tasks)}" if task else f"{words[0]} what?"
+        message = f"there is no {words[0]} {task!r}{nearest(task, tasks)}" if task else f"{words[0]} what?"
         raise LineError(f"{message} Use lookahead {words[0]} {'|'.join(tasks)}")
     return f"{words[0]} {task}", words[2:]
 
@@ -223,7 +223,7 @@ def _check_settings(name: str, program: Program, settings: Sequence[str]) -> Non
         if found["mark"] or key == "hydra" or key.startswith(("hydra.", "hydra/", *open_keys)):
             continue
         if key not in known:
-            near = _nearest(key, known) or _by_last_part(key, known)
+            near = nearest(key, known) or _by_last_part(key, known)
             raise LineError(f"lookahead {name} has no setting {key!r}{near} (lookahead {name} --help)")
         if (values := known[key]) and value not in values and not _NO_NAME.search(value):
             near = get_close_matches(value, values, 1)
@@ -244,8 +244,3 @@ def _by_last_part(key: str, known: Iterable[str]) -> str:
     """Suggests the whole key for one that was given without its group, such as port for server.port."""
     fits = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     return f"; did you mean {fits[0]}?" if fits else ""
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), 1, 0.6)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
 from launch.config import resources
-from launch.config.reference import RENAMED, choices_of
+from launch.config.reference import RENAMED, choices_of, nearest
 from launch.config.resources import conf, resource
 
 log = logging.getLogger("lookahead")
@@ -204,7 +203,6 @@ def _unknown_choice(lines: list[str]) -> str | None:
 
 def _unknown_key(error: Any) -> str:
     """Returns the message for a setting that does not exist, with the nearest name in its group."""
-    near = get_close_matches(error.key, list(error.parent_node), 1, 0.6)
-    suggestion = f"; did you mean {error.full_key.removesuffix(error.key)}{near[0]}?" if near else ""
+    suggestion = nearest(error.key, error.parent_node, error.full_key.removesuffix(error.key))
     owner = f"decode={error.object_type.method} has" if error.full_key.startswith("decode.") else "there is"
     return f"{owner} no setting {error.full_key!r}{suggestion} (--help-all lists the settings)"

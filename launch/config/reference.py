@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ def settings_of(program: str) -> list[Setting]:
     found = list(_settings(*PROGRAMS[program], ""))
     defaults = dict(_flat(_own_defaults(program), ""))
     return [replace(one, default=_text(defaults[one.key])) if one.key in defaults else one for one in found]
+
+
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggests the known name that is most like a word, after a prefix; empty if none is like it."""
+    near = get_close_matches(word, list(known), 1, 0.6)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def choices_of(program: str) -> dict[str, dict[str, str]]:

@@ -138,7 +138,7 @@ COUPLINGS: dict[str, Callable[..., Tensor]] = {"rejection": rejection, "typical"
 
 @dataclass(frozen=True, eq=False)
 class CoupledChooser(Chooser):
-    """For the rows of one sequence's tree; no other chooser equals it. It decides every row."""
+    """Decides every row of one sequence's tree; no other chooser equals it."""
 
     coupled: Coupled
     seed: int

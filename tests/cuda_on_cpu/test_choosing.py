@@ -145,7 +145,7 @@ class Mixed:
 def test_sequences_of_all_kinds_share_a_step(
     ladder: tuple[int, ...], folders: dict[str, Path], triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each gets the answers that it gets by itself. Other choosers than the graphs decide what a graph cannot."""
+    """Each sequence gets the answers that it gets alone. Other choosers than the graphs decide what a graph cannot."""
     monkeypatch.setattr(cuda_graphs.CapturedForward.__init__, "__defaults__", (ladder, cuda_graphs.capture_on_gpu))
     model = load_on_gpu(folders["llama"])
     mixed, alone = Mixed(model), Mixed(model)

@@ -142,9 +142,9 @@ def test_progress_survives_json(engine: Engine) -> None:
     engine.add_request(request)
     for _ in range(3):
         (output,) = engine.step()
-        told = Output.from_dict(output.to_dict())
-        assert (told.tokens, told.text, told.logprobs) == (output.tokens, output.text, output.logprobs)
-        assert told.stats.to_dict() == output.stats.to_dict()
+        decoded = Output.from_dict(output.to_dict())
+        assert (decoded.tokens, decoded.text, decoded.logprobs) == (output.tokens, output.text, output.logprobs)
+        assert decoded.stats.to_dict() == output.stats.to_dict()
 
 
 def test_statistics_before_and_after_add_up() -> None:

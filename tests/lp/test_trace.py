@@ -203,18 +203,18 @@ def test_requests_that_share_steps(llama: Engine) -> None:
     later = build(PROMPT * 3, METHODS["rows"], stopping=Stopping(4, ignore_eos=True), request_id="later")
     for request in (traced, plain):
         llama.add_request(request)
-    told: dict[str, list[Output]] = {"traced": [], "plain": [], "later": []}
+    outputs: dict[str, list[Output]] = {"traced": [], "plain": [], "later": []}
     for number in range(60):
         if number == 2:
             llama.add_request(later)
         if llama.is_idle:
             break
         for output in llama.step():
-            told[output.request_id].append(output)
-    assert all(output.trace is None for name in ("plain", "later") for output in told[name])
-    traces = [output.trace for output in told["traced"]]
+            outputs[output.request_id].append(output)
+    assert all(output.trace is None for name in ("plain", "later") for output in outputs[name])
+    traces = [output.trace for output in outputs["traced"]]
     assert {2, 3} <= {trace.sequences for trace in traces if trace}
-    for output in told["traced"]:
+    for output in outputs["traced"]:
         assert output.trace and output.trace.emitted == output.tokens
         check(output.trace)
         assert Output.from_dict(output.to_dict()).trace == output.trace

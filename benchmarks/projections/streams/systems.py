@@ -163,15 +163,15 @@ def _run_group(
     is_first = True
     while True:
         begin, answering_s = time.thread_time(), runner.answering_s
-        told = engine.step()
+        outputs = engine.step()
         host_s = time.thread_time() - begin - (runner.answering_s - answering_s)
-        if any(output.finish_reason for output in told):
+        if any(output.finish_reason for output in outputs):
             break
         if not is_first:
             step = runner.step
             speed = replace(
                 speed,
-                tokens=speed.tokens + sum(len(output.tokens) for output in told),
+                tokens=speed.tokens + sum(len(output.tokens) for output in outputs),
                 steps=speed.steps + 1,
                 rows=speed.rows + sum(load.rows for load in step.loads),
                 largest=speed.largest + max(load.rows for load in step.loads),

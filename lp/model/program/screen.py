@@ -43,11 +43,12 @@ def _own_logits(program: Program) -> Value | None:
     """
     if not program.gives_logits:
         return None
-    gathers = [step for step in program.steps if isinstance(step, AllGather) and step.out is program.output]
-    own, readers = (reads(gathers[0])[0].source, gathers) if gathers else (program.output, [])
+    gathers = (step for step in program.steps if isinstance(step, AllGather) and step.out is program.output)
+    gather = next(gathers, None)
+    own = gather.x.source if gather else program.output
     assert isinstance(own, Value), "logits are computed"
-    used_by = [step for step in program.steps if any(read.source is own for read in reads(step))]
-    return own if len(used_by) == len(readers) else None
+    others = (step for step in program.steps if step is not gather)
+    return None if any(read.source is own for step in others for read in reads(step)) else own
 
 
 def _num_bytes(weight: Tensor | QuantizedWeight | QuantizedExperts) -> int:

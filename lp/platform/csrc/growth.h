@@ -238,8 +238,8 @@ private:
 
     void ask_corpus(int64_t row) {
         if (late_[row].is_pending)
-            late_[row].ask_corpus(late, contexts_[row], late_[late_[row].parent], proposals.begin(row), proposals.end(row),
-                              proposals);
+            late_[row].ask_corpus(late, contexts_[row], late_[late_[row].parent], proposals.begin(row),
+                                  proposals.end(row), proposals);
     }
 
     // Adds a candidate as a node. Returns its row, or 0 if there is a node for the same token.

@@ -63,7 +63,7 @@ struct LateRow {
 
     // Asks the corpus what follows the row's path, and ranks that among the other lists. parent: the row above.
     void ask_corpus(const LateCorpus& late, const Context& path, const LateRow& parent, Proposal* first, Proposal* end,
-                Proposals& proposals) {
+                    Proposals& proposals) {
         is_pending = false;
         found = late.corpus->search(path, parent.found.num_matching < 0 ? nullptr : &parent.found);
         if (!found.count) return;

@@ -1,5 +1,6 @@
 // Python's objects, as far as the library makes and reads them: functions of its stable interface, which the
-// process that loads the library has, so that no header of Python is needed. The caller must hold Python's lock (ctypes.PyDLL).
+// process that loads the library has, so that no header of Python is needed. The caller must hold Python's lock
+// (ctypes.PyDLL).
 #pragma once
 
 #include <cstddef>

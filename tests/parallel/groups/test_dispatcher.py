@@ -39,7 +39,7 @@ def test_the_leader_is_told_all() -> None:
     assert [rank for rank, _, _ in sent] == [2] * 4
     told_by_rank, ended = dispatcher.begin(Epoch(2, [0, 2]))
     assert list(told_by_rank) == [0] and names(told_by_rank[0]) == ["b"]
-    assert [output.request_id for output in ended] == ["a"], "whose end no rank has told"
+    assert [output.request_id for output in ended] == ["a"], "whose end no rank has sent"
 
 
 def test_requests_that_come_while_an_epoch_ends_wait_for_the_next() -> None:
