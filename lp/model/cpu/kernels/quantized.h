@@ -492,7 +492,7 @@ static void decode_groups(const Quantized<F>& weight, long panel, long first, lo
 
 // Adds the products of groups [first, last) of COLUMNS panels with ROWS rows to `sums` [ROWS][COLUMNS * PANEL]. decoded: of
 // these groups, DECODED_STRIDE apart from panel to panel, or null. Where it is inlined, the compiler does not keep the sums
-// in registers.
+// of a part in registers.
 template <class F, int ROWS, int COLUMNS, bool IS_DECODED>
 __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, long panel, long first, long last,
                                                  const float* decoded, Inputs x, float* sums) {
@@ -501,6 +501,17 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
     int parts = Q::PARTS;
     if constexpr (Q::PARTS > 1) asm("" : "+r"(parts));
     constexpr int WIDTH = COLUMNS * VECTORS;
+    // A copy of the sums: it cannot overlap what is read, so with 32 registers 8 rows and more take 5 to 9% less time.
+    // With 16 registers a copy is no faster.
+    constexpr bool IS_COPIED = LANES == 16;
+    Vector totals[IS_COPIED ? ROWS : 1][WIDTH];
+    const auto for_copies = [&](auto use) __attribute__((always_inline)) {
+#pragma GCC unroll 9
+        for (int r = 0; IS_COPIED && r < ROWS; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) use(totals[r][v], sums + r * COLUMNS * PANEL + v * LANES);
+    };
+    for_copies([](Vector& total, const float* sum) { total = load(sum); });
     const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
     const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
     GroupCodes codes = {weight.codes(panel, first), code_stride, weight.below()};
@@ -542,11 +553,14 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
                 minimum = -minimum;
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
-                    float* sum = sums + (r * COLUMNS + column) * PANEL + lane;
-                    Vector total = multiply_add(scale, part[r][v], load(sum));
+                    float* sum = sums + r * COLUMNS * PANEL + v * LANES;
+                    Vector total = multiply_add(scale, part[r][v], IS_COPIED ? totals[r][v] : load(sum));
                     if constexpr (Q::HAS_MINIMUM)
                         total = multiply_add(minimum, broadcast(x.sums[r * x.sums_stride + p]), total);
-                    store(sum, total);
+                    if constexpr (IS_COPIED)
+                        totals[r][v] = total;
+                    else
+                        store(sum, total);
                 }
             }
         }
@@ -555,6 +569,7 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
         if constexpr (IS_DECODED) decoded += Q::DECODED * PANEL;
         x.numbers += GROUP, x.sums += Q::PARTS, x.halves += GROUP;
     }
+    for_copies([](const Vector& total, float* sum) { store(sum, total); });
 }
 
 // The same for a number of rows that the compiler does not know, at least LEAST and at most MOST.
