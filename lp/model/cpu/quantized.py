@@ -73,18 +73,18 @@ def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, out: Tensor) -
             pack_quantized(one, library, own)
         return
     shapes = _shapes(weight)
-    codes, scales, steps = (
+    _, scales, steps = (
         part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True)
     )
-    pack = library.pack
-    pack.argtypes, pack.restype = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p], None
-    num_panels = len(codes)
+    pack, number = library.pack, ctypes.c_long
+    pack.argtypes, pack.restype = [ctypes.c_void_p, number, number, number, number, ctypes.c_void_p], None
+    num_panels = len(scales)
     at_once = max(1, AT_ONCE // (weight.num_inputs * PANEL))
     for first in range(0, num_panels, at_once):
         last = min(first + at_once, num_panels)
         numbers = _whole_panels(weight, first, last)
         unpacked = numbers.codes.contiguous()
-        pack(unpacked.data_ptr(), last - first, weight.num_inputs, codes[first:].data_ptr())
+        pack(unpacked.data_ptr(), first, last, weight.num_inputs, weight.num_outputs, out.data_ptr())
         _write(scales[first:last], [numbers.scales, numbers.minima])
         _write(steps[first:last], [*_by_part(numbers.steps, steps.shape[1]), numbers.minimum_steps])
 

@@ -299,8 +299,8 @@ def write_products(format: WeightFormat, dtype: torch.dtype) -> str:
         "void expert_product(const long* a, long first, long last, long thread, long num_threads) {",
         "    multiply_quantized_experts<Format>(a, first, last, thread, num_threads);",
         "}", "",
-        "void pack(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {",
-        "    pack_codes<Format>(codes, num_panels, num_inputs, out);",
+        "void pack(const uint8_t* codes, long first, long last, long num_inputs, long num_outputs, uint8_t* weight) {",
+        "    pack_codes<Format>(codes, first, last, num_inputs, num_outputs, weight);",
         "}",
         "}", "",
     ])  # fmt: skip

@@ -6,8 +6,9 @@
 // and inputs 2i + 1 in the upper one. Of 5 and 6 bits, as many whole codes follow one another as fit, and what is left
 // of the lines of a step has the bits of its last codes. Where pairs are multiplied, codes of up to 6 bits fill the
 // lines: first those with their LOW bits, then those with the HIGH bits above them; signed codes of 8 bits lie input by
-// input. Codes of 8 bits may be split: then the upper halves of a panel's codes lie before the lower ones, those of two
-// lines in one. Behind the codes of all panels lie, panel by panel, scales and minima, and then steps.
+// input. Codes of 8 bits may be split: then the upper halves of all codes lie before the lower ones, those of two lines in
+// one, so that the upper ones are read as one stream. Behind all codes lie, panel by panel, scales and minima, and then
+// steps.
 //
 // Codes are multiplied with the rows as they are; the sum of the inputs that share a step is then scaled and added to
 // the row's. For few rows they are decoded in registers, for more rows once into the first cache. Every sum is of the
@@ -84,18 +85,18 @@ struct Quantized {
     long num_panels() const { return (num_outputs + PANEL - 1) / PANEL; }
     long num_groups() const { return num_inputs / GROUP; }
     long num_spans() const { return num_groups() / span_groups; }
-    const uint8_t* codes(long panel, long group) const {
-        return weight + panel * num_groups() * GROUP_BYTES + group * GROUP_STRIDE;
-    }
+    // To the codes of the next panel.
+    long panel_stride() const { return num_groups() * GROUP_STRIDE; }
+    const uint8_t* codes(long panel, long group) const { return weight + panel * panel_stride() + group * GROUP_STRIDE; }
     // From the upper halves of a group's codes to the lower ones.
-    long below() const { return F::IS_SPLIT ? num_groups() * GROUP_STRIDE : 0; }
+    long below() const { return F::IS_SPLIT ? num_panels() * panel_stride() : 0; }
     // From a group's first line in memory to another one.
     static long to_line(int line, long below) {
         constexpr int UPPER = GROUP_STRIDE / (PANEL * 4);
         return line < UPPER ? line * PANEL * 4 : below + (line - UPPER) * PANEL * 4;
     }
     const uint8_t* scales(long panel, long span) const {
-        return codes(num_panels(), 0) + (panel * num_spans() + span) * SPAN_BYTES;
+        return weight + num_panels() * num_groups() * GROUP_BYTES + (panel * num_spans() + span) * SPAN_BYTES;
     }
     const uint8_t* steps(long panel, long group) const {
         return scales(num_panels(), 0) + (panel * num_groups() + group) * STEP_BYTES;
@@ -501,6 +502,8 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
     int parts = Q::PARTS;
     if constexpr (Q::PARTS > 1) asm("" : "+r"(parts));
     constexpr int WIDTH = COLUMNS * VECTORS;
+    // Where codes are fetched to, 2 is the second cache: more can be on their way there, which counts with few rows.
+    constexpr int CACHE = LANES == 16 && ROWS <= 4 ? 2 : 3;
     // A copy of the sums: it cannot overlap what is read, so with 32 registers 8 rows and more take 5 to 9% less time.
     // With 16 registers a copy is no faster.
     constexpr bool IS_COPIED = LANES == 16;
@@ -512,7 +515,7 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
             for (int v = 0; v < WIDTH; v++) use(totals[r][v], sums + r * COLUMNS * PANEL + v * LANES);
     };
     for_copies([](Vector& total, const float* sum) { total = load(sum); });
-    const long code_stride = weight.num_groups() * Q::GROUP_BYTES, step_stride = weight.num_groups() * Q::STEP_BYTES;
+    const long code_stride = weight.panel_stride(), step_stride = weight.num_groups() * Q::STEP_BYTES;
     const long scale_stride = weight.num_spans() * Q::SPAN_BYTES;
     GroupCodes codes = {weight.codes(panel, first), code_stride, weight.below()};
     const uint8_t* steps = weight.steps(panel, first);
@@ -526,7 +529,8 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
             const uint8_t* ahead = codes.at + jump * Q::GROUP_STRIDE + panels * code_stride;
 #pragma GCC unroll 16
             for (int line = 0; line < COLUMNS * Q::BITS; line++)
-                __builtin_prefetch(ahead + line % COLUMNS * code_stride + Q::to_line(line / COLUMNS, codes.below), 0, 3);
+                __builtin_prefetch(ahead + line % COLUMNS * code_stride + Q::to_line(line / COLUMNS, codes.below), 0,
+                                   CACHE);
         }
         for (int p = 0; p < parts; p++) {
             Vector part[ROWS][WIDTH] = {};
@@ -849,14 +853,14 @@ static void look_up(const uint8_t* weight, long num_outputs, long num_inputs, lo
     }
 }
 
-// Packs the codes of whole panels, uint8 [panels * PANEL][num_inputs].
+// Packs the codes of panels [first, last), uint8 [panels * PANEL][num_inputs], of a weight of so many outputs.
 template <class F>
-static void pack_codes(const uint8_t* codes, long num_panels, long num_inputs, uint8_t* out) {
-    const Quantized<F> packed = {out, num_inputs, num_panels * PANEL, 1};
+static void pack_codes(const uint8_t* codes, long first, long last, long num_inputs, long num_outputs, uint8_t* weight) {
+    const Quantized<F> packed = {weight, num_inputs, num_outputs, 1};
 #pragma omp parallel for
-    for (long panel = 0; panel < num_panels; panel++)
+    for (long panel = first; panel < last; panel++)
         for (long group = 0; group < packed.num_groups(); group++)
             for (int lane = 0; lane < PANEL; lane++)
-                write_codes<F>(codes + (panel * PANEL + lane) * num_inputs + group * GROUP, lane, packed.below(),
-                               out + (packed.codes(panel, group) - packed.weight));
+                write_codes<F>(codes + ((panel - first) * PANEL + lane) * num_inputs + group * GROUP, lane, packed.below(),
+                               weight + (packed.codes(panel, group) - packed.weight));
 }

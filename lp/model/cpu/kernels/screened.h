@@ -226,7 +226,7 @@ template <class F, int ROWS, bool IS_FIRST>
 static void add_halves(const Quantized<F>& weight, long panel, const WeightNorms& norms, const RoundedRows& x, long row,
                        float (*out)[PANEL], float (*errors)[PANEL]) {
     using Q = Quantized<F>;
-    const long num_groups = weight.num_groups(), next = num_groups * Q::GROUP_BYTES, below = weight.below();
+    const long num_groups = weight.num_groups(), next = weight.panel_stride(), below = weight.below();
     const uint8_t* scales = weight.scales(panel, 0);
     for (int v = 0; v < VECTORS; v++) {
         Vector sums[ROWS];
@@ -240,13 +240,13 @@ static void add_halves(const Quantized<F>& weight, long panel, const WeightNorms
             if constexpr (IS_FIRST) {
 #pragma GCC unroll 4
                 for (long byte = 0; byte < Q::GROUP_STRIDE; byte += 64)
-                    if (v == 0) __builtin_prefetch(codes + next + byte, 0, 3);
+                    if (v == 0) __builtin_prefetch(codes + next + byte, 0, 2);
                 add_group<F, ROWS, true>(codes, scale * 16.0f, x, at, num_groups, v, sums);
             }
             if (IS_FIRST != (bool)x.is_whole[group]) continue;
 #pragma GCC unroll 4
             for (long byte = 0; byte < Q::GROUP_STRIDE; byte += 64)
-                if (IS_FIRST && v == 0) __builtin_prefetch(codes + below + next + byte, 0, 3);
+                if (IS_FIRST && v == 0) __builtin_prefetch(codes + below + next + byte, 0, 2);
             add_group<F, ROWS, false>(codes + below, scale, x, at, num_groups, v, sums);
         }
 #pragma GCC unroll 8
@@ -325,7 +325,7 @@ class ScreenedProduct {
         for (long r = 0; r < rows_; r++) limits[r] = -INFINITY, likeliest[r] = begin_;
         for (long panel = begin_; panel < end_; panel++) {
             for (long at = 0; at < norms_.panel_bytes(); at += 64)
-                __builtin_prefetch(norms_.left + (panel + 2) * norms_.panel_bytes() + at, 0, 3);
+                __builtin_prefetch(norms_.left + (panel + 2) * norms_.panel_bytes() + at, 0, 2);
             for (long row = 0; row < rows_; row += ROWS_TOGETHER) {
                 const long some = rows_ - row < ROWS_TOGETHER ? rows_ - row : ROWS_TOGETHER;
                 alignas(64) float sums[ROWS_TOGETHER][PANEL] = {}, errors[ROWS_TOGETHER][PANEL];
@@ -358,7 +358,7 @@ class ScreenedProduct {
         for (size_t number = 0; number < chosen_.size(); number++) {
             const Chosen one = chosen_[number], next = chosen_[number + 1 < chosen_.size() ? number + 1 : number];
             const uint8_t* ahead = weight_.codes(next.panel, 0) + weight_.below();
-            for (long at = 0; next.panel != one.panel && at < weight_.below(); at += 64)
+            for (long at = 0; next.panel != one.panel && at < weight_.panel_stride(); at += 64)
                 __builtin_prefetch(ahead + at, 0, 3);
             alignas(64) float sums[1][PANEL] = {}, errors[1][PANEL] = {};
             memcpy(sums[0], outputs_of(one.panel, one.row), width(one.panel));
