@@ -73,9 +73,7 @@ def pack_quantized(weight: QuantizedWeight, library: ctypes.CDLL, out: Tensor) -
             pack_quantized(one, library, own)
         return
     shapes = _shapes(weight)
-    _, scales, steps = (
-        part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True)
-    )
+    _, scales, steps = (part.view(shape) for part, shape in zip(out.split([*map(prod, shapes)]), shapes, strict=True))
     pack, number = library.pack, ctypes.c_long
     pack.argtypes, pack.restype = [ctypes.c_void_p, number, number, number, number, ctypes.c_void_p], None
     num_panels = len(scales)
