@@ -98,7 +98,10 @@ def find_norms(weight: QuantizedWeight, library: ctypes.CDLL, packed: Tensor) ->
 
 
 def _shapes(weight: QuantizedWeight) -> list[tuple[int, ...]]:
-    """Gives the shapes of codes [P, bytes], scales [P, K / S, bytes] and steps [P, K / 32, bytes], all uint8."""
+    """Gives the shapes of codes [P, bytes], scales [P, K / S, bytes] and steps [P, K / 32, bytes], all uint8.
+
+    Codes that are split lie in two halves instead, which have as many bytes.
+    """
     format = weight.format
     num_panels, num_groups = -(-weight.num_outputs // PANEL), weight.num_inputs // GROUP
     num_steps = (0 if format.step is None else GROUP // format.group) + format.has_minimum_steps

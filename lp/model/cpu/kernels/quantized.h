@@ -504,8 +504,8 @@ __attribute__((noinline)) static void add_groups(const Quantized<F>& weight, lon
     constexpr int WIDTH = COLUMNS * VECTORS;
     // Where codes are fetched to, 2 is the second cache: more can be on their way there, which counts with few rows.
     constexpr int CACHE = LANES == 16 && ROWS <= 4 ? 2 : 3;
-    // A copy of the sums: it cannot overlap what is read, so with 32 registers 8 rows and more take 5 to 9% less time.
-    // With 16 registers a copy is no faster.
+    // A copy of the sums, which the compiler knows not to overlap what is read: with 32 registers many rows take up to 9%
+    // less time in bfloat16 and 4% in float32. With 16 registers a copy is no faster.
     constexpr bool IS_COPIED = LANES == 16;
     Vector totals[IS_COPIED ? ROWS : 1][WIDTH];
     const auto for_copies = [&](auto use) __attribute__((always_inline)) {
