@@ -61,7 +61,7 @@ def _multiply(module: Any, name: str, expert: int, x: Tensor) -> Tensor:
     """x [n, K] -> [n, N] by one expert."""
     weight = module.get_parameter(name)
     if isinstance(weight, QuantizedParameter):
-        numbers = _numbers(weight, expert).to(x.dtype)
+        numbers = _numbers(weight, expert).to(device=x.device, dtype=x.dtype)
     else:
         numbers = weight[expert].t() if module.is_transposed else weight[expert]
     return linear(x, numbers, module.get_parameter(f"{name}_bias")[expert] if module.has_bias else None)
