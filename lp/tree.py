@@ -396,8 +396,6 @@ class Drafted:
     is_covered: bool | None = None
 
 
-_NO_DRAFTS = Drafted(Counter(), [])
-
 # Counts a step's drafts when it is called, which can wait until the next step has been started.
 CountDrafts = Callable[[], Drafted]
 
@@ -407,8 +405,6 @@ def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepte
 
     sources: the source of each kind. kinds: of the root and each draft; the window's cells come after them.
     """
-    if len(kinds) == 1 and not accepted.drafted:
-        return _NO_DRAFTS
     numbers: list[int] = np.asarray(kinds).tolist()
     proposed = Counter(sources[kind] for kind in numbers[1:])
     right: list[str] = []
@@ -418,6 +414,9 @@ def count_drafts(sources: Sequence[str], kinds: Sequence[int], accepted: Accepte
             proposed["window"] += 1
         right.append("window" if row is None else sources[kinds[row]])
     return Drafted(proposed, right)
+
+
+_NO_DRAFTS = Drafted(Counter(), [])
 
 
 def no_drafts() -> Drafted:

@@ -339,15 +339,12 @@ class _HostWork:
 
     def fit(self) -> None:
         """Computes the seconds anew."""
-        amounts_N3 = np.array([amounts for amounts, _ in self._new], dtype=float).reshape(-1, 3)
-        seconds_N = np.array([seconds for _, seconds in self._new])
-        kept_N = HOST_KEPT ** np.arange(len(seconds_N) - 1, -1, -1)
-        kept = HOST_KEPT ** len(seconds_N)
-        self._seen = kept * self._seen + (kept_N[:, None] * amounts_N3).T @ amounts_N3
-        self._sum = kept * self._sum + (kept_N * seconds_N) @ amounts_N3
+        for amounts, seconds in self._new:
+            self._seen = HOST_KEPT * self._seen + np.outer(amounts, amounts)
+            self._sum = HOST_KEPT * self._sum + seconds * np.array(amounts)
         self._new.clear()
-        usual = self._last @ np.array(self._seconds)
-        self._seconds = np.maximum(0.0, np.linalg.solve(self._seen + self._last, self._sum + usual)).tolist()
+        kept = self._last @ np.array(self._seconds)
+        self._seconds = np.maximum(0.0, np.linalg.solve(self._seen + self._last, self._sum + kept)).tolist()
 
     def seconds(self) -> tuple[float, float]:
         """The host's seconds in a step with drafts, beyond those in a plain one, and its seconds for each row."""
@@ -369,6 +366,6 @@ def _differ(one: StepTimes, other: StepTimes) -> bool:
     if one.alone and other.alone:
         pairs += zip(one.alone.seconds, other.alone.seconds, strict=True)
     least_s = LEAST_CHANGE * other.seconds[0]
-    extras = zip(vars(one.extras).values(), vars(other.extras).values(), strict=True)
-    beyond = any(abs(new - old) > least_s for new, old in extras)
+    extras, others = dataclasses.astuple(one.extras), dataclasses.astuple(other.extras)
+    beyond = any(abs(new - old) > least_s for new, old in zip(extras, others, strict=True))
     return beyond or any(abs(new / old - 1) > LEAST_CHANGE for new, old in pairs)
