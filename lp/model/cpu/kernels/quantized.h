@@ -670,7 +670,7 @@ static void multiply_some_rows(const Quantized<F>& weight, const float* bias, co
                                float* out, long begin, long end) {
     using Q = Quantized<F>;
     // Rows that go through so many panels at a time, and panels with more rows. Halves take registers until they are
-    // put together. Codes of 8 bits are as many bytes in half as many panels, and with more they are read more slowly.
+    // put together. Codes of 8 bits are read faster in half as many panels, which have as many bytes.
     constexpr int WIDE_ROWS = LANES == 16 && !F::IS_SPLIT ? 4 : LANES == 4 ? 1 : 2, NARROW = LANES == 16 ? 2 : 1;
     constexpr int COLUMNS = (LANES == 16 ? 4 : 2) / (F::LOW == 8 ? 2 : 1);
     constexpr int MOST = MOST_TILE_ROWS, LEAST = std::min<long>(WIDE_ROWS + 1, least_in_tile(MOST));
